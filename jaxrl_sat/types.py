@@ -1,0 +1,123 @@
+"""Everything that crosses a boundary between rooms, in one place.
+
+The way of the data is one direction:
+
+    Prompt -> Request -> sampler -> Rollout -> reward -> advantage -> Batch -> learner -> TrainState -> handoff
+
+Host-side records hold NumPy arrays (lengths vary); device-side ones are pytrees of `jax.Array` with fixed shapes.
+Letters in shapes: P prompt tokens, R response tokens, K recorded log-probs, M sparse (MoE) layers, E experts,
+k experts a token, N rows, T positions of a row, V words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+Params = Any
+"""A pytree of parameters: nested dicts with arrays at the leaves (see `jaxrl_sat.model`)."""
+
+
+class InputError(ValueError):
+    """What the user gave cannot be used. The text is one line: what, which value, what is allowed. Exit status 2."""
+
+
+# ------------------------------------------------------------------------------------------------ host side
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """One problem, rendered and tokenised. `answer` is what the verifier compares with; `id` is stable over runs."""
+
+    id: int
+    text: str
+    answer: str
+    tokens: np.ndarray  # int32 [P]
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One response wanted from the sampler. Requests of one prompt that stand together share one prefill."""
+
+    prompt: Prompt
+    group: int  # requests with one group number are samples of one prompt
+    seed: int  # uint32; same seed and weights: same tokens, whatever else is in the batch
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are drawn. `temperature` 0 is greedy (log-probs are then those of the untempered softmax)."""
+
+    temperature: float
+    max_response_tokens: int
+    stop_ids: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class TopK:
+    """The K most likely words of the distribution a token was drawn from, most likely first."""
+
+    ids: np.ndarray  # int32 [R, K]
+    logp: np.ndarray  # float32 [R, K]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """One sampled response with everything off-policy training needs to know of how it was sampled.
+
+    `expert_ids[:, t]` is the routing of position t of prompt + response, recorded when that token was fed: there are
+    P + R - 1 of them, since the last sampled token is never fed. Ids are stored in the smallest integer that fits.
+    """
+
+    request: Request
+    tokens: np.ndarray  # int32 [R], the stop token included
+    logp: np.ndarray  # float32 [R], behaviour log-prob under the distribution sampled from
+    topk: TopK
+    expert_ids: np.ndarray  # uint8 or uint16 [M, P + R - 1, k]
+    versions: np.ndarray  # int32 [R], weight version that sampled each token
+    prefill_version: int
+    finish_reason: str  # "stop" or "length"
+
+
+# ---------------------------------------------------------------------------------------------- device side
+
+
+@struct.dataclass
+class RouterTrace:
+    """Router choices of each sparse layer. Where `valid` is False the token routes freely."""
+
+    expert_ids: Int[Array, "M N T k"]
+    valid: Bool[Array, "N T"]
+
+
+@struct.dataclass
+class Batch:
+    """Packed rows for one update. Every per-token array stands at the position of the token it is about.
+
+    `segment_ids` numbers the responses inside a row from 1; 0 is padding. `mask` is True on response tokens that
+    train. A response never crosses rows.
+    """
+
+    tokens: Int[Array, "N T"]
+    positions: Int[Array, "N T"]
+    segment_ids: Int[Array, "N T"]
+    mask: Bool[Array, "N T"]
+    behaviour_logp: Float[Array, "N T"]
+    advantages: Float[Array, "N T"]
+    versions: Int[Array, "N T"]  # weight version that sampled the token; 0 where mask is False
+    routing: RouterTrace
+
+
+@struct.dataclass
+class TrainState:
+    """What training carries from update to update. `step` counts updates done, `skipped` those left out."""
+
+    params: Params
+    opt_state: Any
+    step: Int[jax.Array, ""]
+    skipped: Int[jax.Array, ""]
