@@ -14,10 +14,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
+
+AnyArray = Any
+"""A `jax.Array`, a NumPy array on its way to the device, or a `jax.ShapeDtypeStruct` when only compiling."""
 
 Params = Any
 """A pytree of parameters: nested dicts with arrays at the leaves (see `jaxrl_sat.model`)."""
@@ -91,8 +93,8 @@ class Rollout:
 class RouterTrace:
     """Router choices of each sparse layer. Where `valid` is False the token routes freely."""
 
-    expert_ids: Int[Array, "M N T k"]
-    valid: Bool[Array, "N T"]
+    expert_ids: Integer[AnyArray, "M N T k"]
+    valid: Bool[AnyArray, "N T"]
 
 
 @struct.dataclass
@@ -103,13 +105,13 @@ class Batch:
     train. A response never crosses rows.
     """
 
-    tokens: Int[Array, "N T"]
-    positions: Int[Array, "N T"]
-    segment_ids: Int[Array, "N T"]
-    mask: Bool[Array, "N T"]
-    behaviour_logp: Float[Array, "N T"]
-    advantages: Float[Array, "N T"]
-    versions: Int[Array, "N T"]  # weight version that sampled the token; 0 where mask is False
+    tokens: Int[AnyArray, "N T"]
+    positions: Int[AnyArray, "N T"]
+    segment_ids: Int[AnyArray, "N T"]
+    mask: Bool[AnyArray, "N T"]
+    behaviour_logp: Float[AnyArray, "N T"]
+    advantages: Float[AnyArray, "N T"]
+    versions: Int[AnyArray, "N T"]  # weight version that sampled the token; 0 where mask is False
     routing: RouterTrace
 
 
@@ -119,5 +121,5 @@ class TrainState:
 
     params: Params
     opt_state: Any
-    step: Int[jax.Array, ""]
-    skipped: Int[jax.Array, ""]
+    step: Int[AnyArray, ""]
+    skipped: Int[AnyArray, ""]
