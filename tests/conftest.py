@@ -1,0 +1,24 @@
+"""Set before JAX or the package is imported: four CPU devices, checked shapes, a compilation cache that stays.
+
+The cache lies in the checkout (`.cache/jax`); a second run of the tests spends no time in XLA for what did not change.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import jax
+from jaxtyping import install_import_hook
+
+CACHE = Path(__file__).resolve().parent.parent / ".cache" / "jax"
+
+jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+install_import_hook("jaxrl_sat", "beartype.beartype")
