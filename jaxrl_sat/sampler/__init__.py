@@ -1,0 +1,1 @@
+"""Rollouts: a JetStream engine over the policy, and what keeps it full."""

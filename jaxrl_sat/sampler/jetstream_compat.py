@@ -1,0 +1,121 @@
+"""The one place that imports JetStream (PyPI `google-jetstream` 0.2.2), and what has to be mended for it to serve here.
+
+* `engine_api` imports `seqio.vocabularies` for two class names, and seqio loads TensorFlow: ten seconds and a gigabyte.
+  Two empty classes stand in while JetStream is imported, and are taken away again.
+* `core.orchestrator` sets the root logger to DEBUG and hangs a handler on it: undone.
+* `core.orchestrator.delete_pytree` calls `jax.tree_map`, which newer JAX has not: rebound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_sat.types import InputError
+
+
+@contextlib.contextmanager
+def _seqio_stand_in() -> Iterator[None]:
+    """Answer `import seqio.vocabularies` with two empty classes, unless somebody already loaded the real one."""
+    if "seqio.vocabularies" in sys.modules:
+        yield
+        return
+    package, module = types.ModuleType("seqio"), types.ModuleType("seqio.vocabularies")
+    for name in ("Vocabulary", "SentencePieceVocabulary"):
+        setattr(module, name, type(name, (), {}))
+    package.vocabularies = module  # type: ignore[attr-defined]
+    placed = {"seqio": package, "seqio.vocabularies": module}
+    before = {name: sys.modules.get(name) for name in placed}
+    sys.modules.update(placed)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = old
+
+
+with _seqio_stand_in():
+    from jetstream.engine import engine_api, token_utils, tokenizer_api, tokenizer_pb2
+
+Engine = engine_api.Engine
+ResultTokens = engine_api.ResultTokens
+Tokenizer = tokenizer_api.Tokenizer
+TokenizerParameters = tokenizer_pb2.TokenizerParameters
+
+LONGEST_BUCKET = 32768
+"""JetStream pads prompts to a power of two from 16 to this."""
+
+
+def delete_pytree(tree: Any) -> None:
+    """Free the device buffers of a tree's arrays. What `orchestrator.delete_pytree` does, on any JAX."""
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.Array) and not leaf.is_deleted():
+            leaf.delete()
+
+
+def orchestrator() -> types.ModuleType:
+    """JetStream's `core.orchestrator`, with its own tree deletion replaced and the root logger left as it was."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    with _seqio_stand_in():
+        from jetstream.core import orchestrator as module
+    root.setLevel(level)
+    root.handlers[:] = handlers
+    module.delete_pytree = delete_pytree
+    return module
+
+
+class IdTokenizer(Tokenizer):
+    """JetStream's view of the run's tokenizer: padded ids in, text out.
+
+    `codec` has `encode(str) -> list[int]` and `decode(list[int]) -> str`; without one only requests that already carry
+    ids can be served, and text raises InputError.
+    """
+
+    def __init__(self, bos_id: int, eos_id: int, pad_id: int, stop_ids: tuple[int, ...], codec: Any = None):
+        self._ids = (bos_id, eos_id, pad_id)
+        self._stop_ids = set(stop_ids)
+        self._codec = codec
+
+    def encode(self, s: str, **kwargs: Any) -> tuple[Any, int]:
+        """Ids of `s`, padded to a JetStream bucket, and their true number. Keywords are those of `pad_tokens`."""
+        if self._codec is None:
+            raise InputError("text request: the engine was built without a tokenizer, send token ids")
+        tokens = np.asarray(self._codec.encode(s), np.int32)
+        return token_utils.pad_tokens(tokens, self.bos_id, self.pad_id, **kwargs)
+
+    def decode(self, token_ids: list[int], **kwargs: Any) -> str:
+        """Text of `token_ids`; without a codec the ids themselves, separated by spaces."""
+        if self._codec is None:
+            return " ".join(map(str, token_ids))
+        return self._codec.decode(token_ids)
+
+    @property
+    def bos_id(self) -> int:
+        """Id that opens a prompt."""
+        return self._ids[0]
+
+    @property
+    def eos_id(self) -> int:
+        """Id that ends a text."""
+        return self._ids[1]
+
+    @property
+    def pad_id(self) -> int:
+        """Id that fills a bucket."""
+        return self._ids[2]
+
+    @property
+    def stop_tokens(self) -> set[int]:
+        """Ids that end a response. Padding is not one: a policy may sample it, and it is recorded like any word."""
+        return self._stop_ids
