@@ -1,0 +1,1 @@
+"""Prompts: arithmetic set, tokenizer and chat template, loader by update number, packing into rows."""

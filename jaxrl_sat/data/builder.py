@@ -1,0 +1,77 @@
+"""TFDS builder of the arithmetic set and its preparation on disk, without TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from jaxrl_sat.data import arithmetic
+from jaxrl_sat.types import InputError
+
+SIZES = {"train": 20_000, "test": 1_000}
+SEED = 0
+
+
+class Arithmetic(tfds.core.GeneratorBasedBuilder):
+    """Arithmetic problems without words: `prompt` and `answer` as text, `level` 1 to 5."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    # Nothing is downloaded, and looking for checksums beside the module needs a package that TFDS does not require.
+    url_infos = None  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        features = {"prompt": tfds.features.Text(), "answer": tfds.features.Text(), "level": np.int32}
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
+        del dl_manager
+        return {split: self._generate_examples(split, size) for split, size in SIZES.items()}
+
+    def _generate_examples(self, split: str, size: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        for key, problem in enumerate(arithmetic.problems(split, size, SEED)):
+            yield key, {"prompt": problem.prompt, "answer": problem.answer, "level": problem.level}
+
+
+def default_data_dir() -> Path:
+    """`$XDG_CACHE_HOME/jaxrl_sat/data`, or the same under `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_sat" / "data"
+
+
+def prepare(data_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Build the arithmetic set under `data_dir` unless it is there; returns its folder, `DATA_DIR/arithmetic/VERSION`.
+
+    The set is built beside its place and renamed into it, so a reader sees all of it or nothing, and of several
+    processes that do this at once the first wins. Raises InputError where the folder cannot be written.
+    """
+    root = Path(data_dir) if data_dir is not None else default_data_dir()
+    final = root / "arithmetic" / str(Arithmetic.VERSION)
+    if final.is_dir():
+        return final
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        building = tempfile.mkdtemp(prefix=".building-", dir=final.parent)
+    except OSError as error:
+        raise InputError(
+            f"data set folder {final.parent} cannot be written ({error.strerror}); set XDG_CACHE_HOME to one that can"
+        ) from error
+    try:
+        tfds.disable_progress_bar()
+        with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
+            builder = Arithmetic(data_dir=building, file_format="array_record")
+            builder.download_and_prepare()
+        try:
+            os.rename(builder.data_dir, final)
+        except OSError:
+            if not final.is_dir():  # otherwise another process was first, with the same content
+                raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return final

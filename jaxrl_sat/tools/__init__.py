@@ -1,0 +1,1 @@
+"""Programs of their own: `python -m jaxrl_sat.tools.NAME --help`."""
