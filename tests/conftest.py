@@ -21,4 +21,8 @@ jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
+# Imported before the hook: a pytree's leaves are also shardings, shape structs and placeholders, so the records of
+# types.py cannot check their fields. The functions that take them do.
+import jaxrl_sat.types  # noqa: E402, F401
+
 install_import_hook("jaxrl_sat", "beartype.beartype")

@@ -42,18 +42,16 @@ def batches_ahead(mode: str, lag: int) -> int:
     return lag if mode == "fixed" else 1
 
 
-def versions_needed(mode: str, lag: int, update: int, updates: int) -> list[int]:
-    """Versions up to `update` that batches `update` ... `updates` - 1 are still sampled by, in rising order.
+def versions_needed(mode: str, lag: int, update: int) -> list[int]:
+    """Versions up to `update` that batches from `update` on are sampled by, in rising order.
 
     At update j these are the parameter versions in flight: what must be kept to sample the coming batches and to
     recompute log-probs at the weights that sampled, and what a checkpoint taken before update j has to hold.
     """
-    horizon = min(updates, update + lag + 2)
-    versions = {behaviour_version(mode, lag, later) for later in range(update, horizon)}
+    versions = {behaviour_version(mode, lag, later) for later in range(update, update + lag + 1)}
     return sorted(version for version in versions if version <= update)
 
 
-def samples_at(mode: str, lag: int, version: int, updates: int) -> bool:
-    """Whether any batch of the run is sampled by `version`: whether it has to reach the sampler at all."""
-    window = range(version, min(updates, version + lag + 2))
-    return any(behaviour_version(mode, lag, update) == version for update in window)
+def samples_any(mode: str, lag: int, version: int) -> bool:
+    """Whether some batch is sampled by `version`: whether these weights have to reach the sampler at all."""
+    return any(behaviour_version(mode, lag, update) == version for update in range(version, version + lag + 1))

@@ -1,0 +1,1 @@
+"""Pictures of a run from its work folder."""

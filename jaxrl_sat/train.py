@@ -1,0 +1,346 @@
+"""The training run: a flat loop over updates, and what is built before it.
+
+    rollouts -> rewards -> advantages -> packed batch -> train step -> new weights to the sampler
+
+The sampler runs in a thread of its own and works on batches to come; this loop takes finished ones in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_sat import config as config_lib
+from jaxrl_sat import embedded, evaluate, mesh, metrics, model, optim, rewards, sampler
+from jaxrl_sat.checkpoint import Checkpointer, abstract_state
+from jaxrl_sat.config import RunConfig
+from jaxrl_sat.data import packing
+from jaxrl_sat.data.loader import PromptLoader
+from jaxrl_sat.data.tokenizer import Tokenizer
+from jaxrl_sat.learner import Learner, StepSettings
+from jaxrl_sat.objectives import advantages, policy_loss
+from jaxrl_sat.pipeline import lag, requests
+from jaxrl_sat.pipeline.handoff import WeightStore
+from jaxrl_sat.report import curves
+from jaxrl_sat.types import Batch, InputError, Params, Prompt, Request, Rollout, SamplingParams, TrainState
+from jaxrl_sat.workdir import check_same_run, claimed, record_config
+
+
+class StopSignal:
+    """SIGTERM and Ctrl-C ask the run to stop at the next safe point; a second Ctrl-C stops it at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Listen while the run is on. Outside the main thread Python allows no handlers, and none are set."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """The model a run starts from, with its tokenizer."""
+
+    config: model.ModelConfig
+    params: Params
+    tokenizer: Tokenizer
+
+
+def load_policy(config: RunConfig) -> Policy:
+    """Read model and tokenizer; `InputError` where the vocabulary does not fit."""
+    folder = embedded.model_path() if config.model.path == "embedded" else Path(config.model.path)
+    tokenizer = Tokenizer.load(folder)
+    model_config, params = model.load_hf(folder, config.model.dtype)
+    if tokenizer.vocab_size > model_config.vocab_size:
+        raise InputError(
+            f"model.path: the tokenizer in {folder} has {tokenizer.vocab_size} words; "
+            f"allowed: {model_config.vocab_size} or fewer, the model's vocab_size"
+        )
+    return Policy(model_config, params, tokenizer)
+
+
+def make_learner(config: RunConfig, model_config: model.ModelConfig, meshes: mesh.Meshes) -> Learner:
+    """The train step of a configuration, sharded over the trainer's mesh."""
+    settings = StepSettings(
+        model=model_config,
+        objective=config_lib.make_objective(config),
+        kl_coef=config.loss.kl_coef,
+        kl_kind=config.loss.kl_kind,
+        entropy_coef=config.loss.entropy_coef,
+        temperature=config.sampler.temperature,
+        microbatch_rows=config.learner.microbatch_rows,
+        num_segments=packing.segments_per_row(config.learner.row_tokens),
+        replay=config.learner.replay,
+        remat=config.learner.remat,
+        mesh=meshes.trainer,
+    )
+    optimizer = optim.make_optimizer(**dataclasses.asdict(config.optimizer))
+    shardings = mesh.shardings(model.param_axes(model_config), mesh.TRAINER_RULES, meshes.trainer)
+    return Learner(settings, optimizer, shardings)
+
+
+def make_engine(
+    config: RunConfig, model_config: model.ModelConfig, meshes: mesh.Meshes, stop_ids: tuple[int, ...]
+) -> sampler.RolloutEngine:
+    """The sampling engine of a configuration on the sampler's mesh."""
+    sampling = SamplingParams(config.sampler.temperature, config.sampler.max_response_tokens, stop_ids)
+    return sampler.RolloutEngine(
+        config=model_config,
+        mesh=meshes.sampler,
+        slots=config.sampler.slots,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        max_response_tokens=config.sampler.max_response_tokens,
+        sampling=sampling,
+        topk=min(config.sampler.topk, model_config.vocab_size),
+        cache_dtype=config.sampler.cache_dtype,
+    )
+
+
+def restore_or_init(
+    learner: Learner, checkpoints: Checkpointer, config: RunConfig, params: Params
+) -> tuple[TrainState, dict[int, Params]]:
+    """The state to go on from and the parameter versions in flight there."""
+    state = learner.init(params)
+    step = checkpoints.latest()
+    if step is None:
+        return state, {0: params}
+    needed = lag.versions_needed(config.pipeline.mode, config.pipeline.lag, step)
+    return checkpoints.restore(abstract_state(state), needed)
+
+
+def score(rollouts: Sequence[Rollout], tokenizer: Tokenizer) -> np.ndarray:
+    """Rewards, float32 [N], in the order of `rollouts`."""
+    texts = [tokenizer.decode(rollout.tokens) for rollout in rollouts]
+    return rewards.score(texts, [rollout.request.prompt.answer for rollout in rollouts])
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What the loop works with; built once by `build`."""
+
+    config: RunConfig
+    folder: Path
+    tokenizer: Tokenizer
+    eval_prompts: list[Prompt]
+    learner: Learner
+    ref_params: Params
+    store: WeightStore[sampler.Weights]
+    transfer: Callable[[Params, int], sampler.Weights]
+    sampler: sampler.SamplerThread
+    checkpoints: Checkpointer
+    device_lock: contextlib.AbstractContextManager[Any]
+
+
+def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[Run, TrainState]:
+    """Data, model, meshes, learner, state and sampler of a run, the sampler not yet started."""
+    policy = load_policy(config)
+    tokenizer = policy.tokenizer
+    loader = PromptLoader(
+        config.data.path, "train", tokenizer, config.seed, config.data.prompts_per_update, config.data.max_prompt_tokens
+    )
+    held_out = PromptLoader(config.data.path, "test", tokenizer, config.seed, 1, config.data.max_prompt_tokens)
+    meshes = mesh.make_meshes(config, jax.devices())
+    learner = make_learner(config, policy.config, meshes)
+    params = learner.place_params(policy.params)
+    state, versions = restore_or_init(learner, checkpoints, config, params)
+    engine = make_engine(config, policy.config, meshes, tokenizer.eos_ids)
+
+    def transfer(source: Params, version: int) -> sampler.Weights:
+        return engine.load_params(source, version)
+
+    store = WeightStore(config.pipeline.mode, config.pipeline.lag, transfer)
+    for version in sorted(versions):
+        store.publish(versions[version], version)
+
+    def requests_for(update: int) -> list[Request]:
+        return requests.training_requests(loader.batch(update), config.sampler.group_size, config.seed, update)
+
+    device_lock = threading.Lock() if meshes.colocated else contextlib.nullcontext()
+    thread = sampler.SamplerThread(
+        engine,
+        store.weights,
+        lambda update: lag.behaviour_version(config.pipeline.mode, config.pipeline.lag, update),
+        requests_for,
+        start=int(state.step),
+        stop=config.updates,
+        capacity=lag.batches_ahead(config.pipeline.mode, config.pipeline.lag),
+        device_lock=device_lock,
+    )
+    prompts = held_out.eval_prompts(config.eval.problems)
+    run = Run(
+        config, folder, tokenizer, prompts, learner, params, store, transfer, thread, checkpoints, device_lock
+    )
+    return run, state
+
+
+def due(step: int, every: int, last: int) -> bool:
+    """Whether something done every `every` updates (0: never) and after the last one is done after `step` updates."""
+    return every > 0 and (step % every == 0 or step == last)
+
+
+def evaluation(run: Run, params: Params, step: int) -> dict[str, float]:
+    """avg@k of the weights after `step` updates on the held-out problems."""
+    samples = run.config.eval.samples
+    weights = run.store.weights(step) or run.transfer(params, step)
+    wanted = requests.evaluation_requests(run.eval_prompts, samples, run.config.seed)
+    scores = score(run.sampler.evaluate(weights, wanted), run.tokenizer)
+    name = Path(run.config.data.path).name
+    return {f"eval/{name}/avg_at_{samples}": evaluate.avg_at_k(scores, samples)}
+
+
+def learn(
+    run: Run, state: TrainState, rollouts: list[Rollout], scores: np.ndarray
+) -> tuple[TrainState, dict[str, float], np.ndarray]:
+    """One update on `rollouts`: the new state, its metrics, and the advantages used."""
+    config = run.config
+    groups = np.asarray([rollout.request.group for rollout in rollouts], np.int32)
+    advantage = np.asarray(
+        advantages.group_normalised(
+            scores, groups, config.data.prompts_per_update, std_normalize=config.loss.std_normalize
+        )
+    )
+    packed = packing.pack(rollouts, advantage, config.learner.row_tokens, config.learner.microbatch_rows)
+    staleness = int(state.step) - packed.versions[packed.mask]
+    with run.device_lock:
+        batch = run.learner.place(packed)
+        logp_old = batch.behaviour_logp
+        if policy_loss.needs_recomputed(run.learner.settings.objective):
+            logp_old = run.learner.logp_old(batch, _sampled_by(run, packed))
+        state, report = run.learner.step(state, run.ref_params, batch, logp_old)
+        values = {name: float(value) for name, value in jax.device_get(report).items()}
+    lags = {"staleness/lag_mean": float(staleness.mean()), "staleness/lag_max": float(staleness.max())}
+    return state, values | lags, advantage
+
+
+def _sampled_by(run: Run, packed: Batch) -> dict[int, Params]:
+    return {int(v): run.store.trainer_params(int(v)) for v in np.unique(packed.versions[packed.mask])}
+
+
+def rollout_metrics(rollouts: list[Rollout], scores: np.ndarray, seconds: float) -> dict[str, float]:
+    """Reward, length, truncation and sampling speed of a batch that took `seconds` to sample."""
+    lengths = np.asarray([len(rollout.tokens) for rollout in rollouts])
+    return {
+        "reward/mean": float(scores.mean()),
+        "rollout/length_mean": float(lengths.mean()),
+        "rollout/truncated": float(np.mean([rollout.finish_reason == "length" for rollout in rollouts])),
+        "rollout/tokens_per_s": float(lengths.sum() / seconds),
+    }
+
+
+def readable(
+    run: Run, step: int, rollouts: list[Rollout], scores: np.ndarray, advantage: np.ndarray
+) -> list[dict[str, Any]]:
+    """The first `log.rollouts` responses of a batch, in words, with what was made of them."""
+    return [
+        {
+            "prompt": rollout.request.prompt.text,
+            "response": run.tokenizer.decode(rollout.tokens, skip_special_tokens=False),
+            "answer": rollout.request.prompt.answer,
+            "reward": float(scores[i]),
+            "advantage": float(advantage[i]),
+            "behaviour_logp": round(float(rollout.logp.sum()), 4),
+            "lag": [step - 1 - int(rollout.versions.max()), step - 1 - int(rollout.versions.min())],
+            "finish_reason": rollout.finish_reason,
+        }
+        for i, rollout in enumerate(rollouts[: run.config.log.rollouts])
+    ]
+
+
+def loop(run: Run, state: TrainState, log: metrics.Log, stop: StopSignal) -> TrainState:
+    """Update until `updates` are done or a signal asks to stop. Returns the last state, saved."""
+    config = run.config
+    start = int(state.step)
+    if start == 0 and config.eval.every:
+        log.write(0, evaluation(run, state.params, 0))
+    for step in range(start + 1, config.updates + 1):
+        began = time.perf_counter()
+        taken = run.sampler.take(step - 1, lambda: stop.requested)
+        if taken is None:
+            break
+        waited = time.perf_counter() - began
+
+        scores = score(taken.rollouts, run.tokenizer)
+        state, learned, advantage = learn(run, state, taken.rollouts, scores)
+
+        publishing = time.perf_counter()
+        with run.device_lock:
+            run.store.publish(state.params, step)
+        run.sampler.notify()
+        ended = time.perf_counter()
+
+        values = rollout_metrics(taken.rollouts, scores, taken.generate_s) | learned
+        tokens = sum(len(r.request.prompt.tokens) + len(r.tokens) for r in taken.rollouts)
+        values |= {
+            "train/tokens_per_s": tokens / (publishing - began - waited),
+            "time/step_s": ended - began,
+            "time/rollout_wait_s": waited,
+            "time/handoff_s": ended - publishing,
+        }
+        if due(step, config.log.rollouts_every, config.updates):
+            records = readable(run, step, taken.rollouts, scores, advantage)
+            metrics.save_rollouts(run.folder / "rollouts", step, records)
+        if due(step, config.eval.every, config.updates):
+            values |= evaluation(run, state.params, step)
+        log.write(step, values)
+        if due(step, config.checkpoint.every, config.updates):
+            run.checkpoints.save(state, run.store.in_flight())
+        if stop.requested:
+            break
+    run.checkpoints.save(state, run.store.in_flight())
+    return state
+
+
+def run(config: RunConfig, folder: Path) -> None:
+    """Train from scratch or from the newest checkpoint in `folder`; see DESIGN 7 for what the folder holds.
+
+    Raises `InputError` for a configuration, model or data set that cannot be used, before anything is overwritten.
+    """
+    stop = StopSignal()
+    with claimed(folder), stop.watching(), contextlib.closing(_checkpointer(config, folder)) as checkpoints:
+        resumed_at = checkpoints.latest()
+        resolved = config_lib.to_dict(config)
+        if resumed_at is not None:
+            check_same_run(folder, resolved)
+        built, state = build(config, folder, checkpoints)
+        record_config(folder, resolved)
+        done = int(state.step)
+        if done >= config.updates:
+            print(f"{folder}: all {config.updates} updates are done; a larger updates goes on", file=sys.stderr)
+            return
+        sinks: list[metrics.Sink] = [metrics.JsonLines(folder / "metrics.jsonl", resumed_at)]
+        if config.log.tensorboard:
+            sinks.append(metrics.TensorBoard(folder / "tensorboard", resumed_at))
+        with metrics.Log([*sinks, metrics.Progress(done, config.updates)]) as log, built.sampler:
+            state = loop(built, state, log, stop)
+        curves.draw([folder], folder / "curves.png")
+        if int(state.step) < config.updates:
+            print(f"stopped after {int(state.step)} updates; the same command goes on from there", file=sys.stderr)
+
+
+def _checkpointer(config: RunConfig, folder: Path) -> Checkpointer:
+    return Checkpointer(folder / "checkpoints", config.checkpoint.keep)

@@ -1,0 +1,58 @@
+"""The work folder of a run: one process at a time, one configuration over its life."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl_sat.metrics import replace_file
+from jaxrl_sat.types import InputError
+
+MAY_CHANGE = ("updates", "eval", "checkpoint", "log")
+"""Keys a resumed run may set anew: they change how long it runs and what it reports, not what it learns."""
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process. Raises `InputError` if it cannot be written or another run holds it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("a")
+    except OSError as error:
+        raise InputError(f"--workdir: {folder} cannot be written ({error.strerror}); allowed: a folder") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(f"--workdir: {folder} is in use by another run; allowed: a folder of its own") from error
+        yield
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts to {"a.b": value}."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found
+
+
+def check_same_run(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse, by `InputError`, to resume the run in `folder` with a configuration that would learn something else."""
+    path = folder / "config.json"
+    before = flat(json.loads(path.read_text())) if path.exists() else {}
+    now = flat(json.loads(json.dumps(config)))
+    for key in sorted(before.keys() & now.keys()):
+        if key.split(".")[0] not in MAY_CHANGE and before[key] != now[key]:
+            raise InputError(
+                f"{key}: {now[key]!r}, but the run in {folder} was started with {before[key]!r}; "
+                "allowed: the same value, or another --workdir"
+            )
+
+
+def record_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write the resolved configuration to config.json."""
+    replace_file(folder / "config.json", json.dumps(config, indent=2) + "\n")

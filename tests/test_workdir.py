@@ -1,0 +1,34 @@
+"""A work folder belongs to one process and one configuration."""
+
+import subprocess
+import sys
+
+import pytest
+
+from jaxrl_sat import workdir
+from jaxrl_sat.types import InputError
+
+
+def test_second_process_is_refused(tmp_path):
+    code = f"import pathlib; from jaxrl_sat import workdir; workdir.claimed(pathlib.Path({str(tmp_path)!r})).__enter__()"
+    with workdir.claimed(tmp_path):
+        second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert second.returncode != 0 and "is in use by another run" in second.stderr
+    with workdir.claimed(tmp_path):
+        pass
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(InputError, match="--workdir: .*taken cannot be written"), workdir.claimed(tmp_path / "taken"):
+        pass
+
+
+def test_resume_refuses_another_learning_problem_but_not_a_longer_run(tmp_path):
+    config = {"seed": 1, "updates": 10, "optimizer": {"learning_rate": 1e-4}, "eval": {"every": 5}}
+    workdir.record_config(tmp_path, config)
+    workdir.check_same_run(tmp_path, config | {"updates": 20, "eval": {"every": 7}})
+    with pytest.raises(InputError, match=r"optimizer\.learning_rate: 0\.1, but the run in .* started with 0\.0001"):
+        workdir.check_same_run(tmp_path, config | {"optimizer": {"learning_rate": 0.1}})
+    with pytest.raises(InputError, match="seed: 2, but"):
+        workdir.check_same_run(tmp_path, config | {"seed": 2})
