@@ -1,0 +1,17 @@
+"""GRPO: token ratios under one fixed clip interval, the baseline that SAT-GRPO contracts. Else as sat_grpo.py.
+
+Paper     DeepSeekMath, equation 3, with the settings of section 3.3 of the SAT post.
+Command   python -m jaxrl_sat.main --config=configs/grpo.py
+"""
+
+from __future__ import annotations
+
+import sat_grpo
+from ml_collections import ConfigDict
+
+
+def get_config(preset: str = "cpu") -> ConfigDict:
+    """The flagship's preset under the GRPO recipe."""
+    config = sat_grpo.get_config(preset)
+    config.recipe = "grpo"
+    return config

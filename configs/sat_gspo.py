@@ -1,0 +1,17 @@
+"""SAT-GSPO: the sequence ratio of GSPO under SAT's adaptive radii. Else as sat_grpo.py.
+
+Paper     "Staleness-Adaptive Trust Region", section 3.3: its best recipe at lag 1 and lag 8 (with replay).
+Command   python -m jaxrl_sat.main --config=configs/sat_gspo.py
+"""
+
+from __future__ import annotations
+
+import sat_grpo
+from ml_collections import ConfigDict
+
+
+def get_config(preset: str = "cpu") -> ConfigDict:
+    """The flagship's preset under the SAT-GSPO recipe."""
+    config = sat_grpo.get_config(preset)
+    config.recipe = "sat_gspo"
+    return config

@@ -1,0 +1,136 @@
+"""The command line: flags, the config file they name, and the keys they override. Every mistake is an `InputError`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ml_collections import ConfigDict
+
+from jaxrl_sat.config import PRESETS, RunConfig
+from jaxrl_sat.schema import parse_text
+from jaxrl_sat.types import InputError
+
+FLAGS = "--config=FILE[:PRESET], --workdir=DIR, --dry-run, --config.KEY=VALUE, --help"
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """What the user asked for; `overrides` are (key, text) in the order given."""
+
+    file: Path
+    preset: str | None
+    workdir: Path
+    dry_run: bool
+    overrides: tuple[tuple[str, str], ...]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; allowed: {FLAGS}")
+
+
+def parse(argv: Sequence[str]) -> Command:
+    """The command in `argv` (without the program's name). Raises `InputError`; --help prints and exits 0."""
+    parser = _Parser(
+        prog="python -m jaxrl_sat.main",
+        description="Train a language model by RL on rollouts whose staleness is measured.",
+        epilog="--config.KEY=VALUE (or --config.KEY VALUE) sets one key of the config, as in --config.pipeline.lag=8.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", required=True, metavar="FILE[:PRESET]", help=f"config file; presets: {', '.join(PRESETS)}"
+    )
+    parser.add_argument("--workdir", type=Path, help="folder of the run, resumed if it holds one (runs/NAME OF CONFIG)")
+    parser.add_argument("--dry-run", action="store_true", help="print the config, the meshes and the plan; run nothing")
+    flags, rest = parser.parse_known_args(argv)
+    path, colon, preset = flags.config.rpartition(":")
+    file = Path(path if colon else flags.config)
+    if colon and preset not in PRESETS:
+        raise InputError(f"--config: preset {preset!r}; allowed: {', '.join(PRESETS)}")
+    workdir = flags.workdir or Path("runs") / file.stem
+    return Command(file, preset if colon else None, workdir, flags.dry_run, tuple(_overrides(rest)))
+
+
+def _overrides(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(key, text) of --config.KEY=VALUE and --config.KEY VALUE."""
+    waiting = iter(tokens)
+    for token in waiting:
+        if not token.startswith("--config."):
+            raise InputError(f"{token}: no such flag; allowed: {FLAGS}")
+        key, equals, text = token.removeprefix("--config.").partition("=")
+        if not equals:
+            text = next(waiting, None)
+            if text is None or text.startswith("--"):
+                raise InputError(f"--config.{key}: no value; allowed: --config.{key}=VALUE")
+        yield key, text
+
+
+def load(command: Command, preset: str) -> ConfigDict:
+    """The file's config for `preset` with the overrides set. Raises `InputError` for whatever is wrong with either."""
+    get_config = _get_config(command.file)
+    try:
+        takes_preset = bool(inspect.signature(get_config).parameters)
+    except (TypeError, ValueError):
+        takes_preset = True
+    if command.preset and not takes_preset:
+        raise InputError(f"--config: preset {preset!r}, but {command.file} has none; allowed: {command.file}")
+    with _blamed_on(command.file):
+        config = get_config(preset) if takes_preset else get_config()
+    if not isinstance(config, ConfigDict):
+        kind = type(config).__name__
+        raise InputError(f"--config: get_config of {command.file} returned a {kind}; allowed: a ConfigDict")
+    for key, text in command.overrides:
+        value = parse_text(RunConfig, key, text)
+        holder: Any = config
+        *groups, last = key.split(".")
+        for group in groups:
+            holder = holder[group] if isinstance(holder, ConfigDict) and group in holder else None
+        if not isinstance(holder, ConfigDict):
+            raise InputError(f"{key}: {command.file} has no such group; allowed: a group of the config")
+        with holder.ignore_type(), holder.unlocked():
+            holder[last] = value
+    return config
+
+
+def _get_config(file: Path) -> Callable[..., Any]:
+    if not file.is_file():
+        raise InputError(f"--config: {file} is not a file; allowed: a config file such as configs/sat_grpo.py")
+    spec = importlib.util.spec_from_loader("jaxrl_sat_run_config", loader=None)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = str(file)
+    # A config may start from one that lies beside it.
+    sys.path.insert(0, str(file.resolve().parent))
+    try:
+        with _blamed_on(file):
+            exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), module.__dict__)
+    finally:
+        sys.path.pop(0)
+    get_config = getattr(module, "get_config", None)
+    if not callable(get_config):
+        raise InputError(f"--config: {file} defines no function get_config; allowed: a file that does")
+    return get_config
+
+
+@contextlib.contextmanager
+def _blamed_on(file: Path) -> Iterator[None]:
+    """Turn what the config file raises into one line that says where in the file."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        places = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        line = error.lineno if isinstance(error, SyntaxError) else places[-1] if places else None
+        what = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
+        place = f"{file}:{line}" if line else str(file)
+        raise InputError(f"--config: {place}: {type(error).__name__}: {what}; allowed: a file that runs") from error

@@ -1,0 +1,263 @@
+"""What a run is: every key with its type and what it may be, validated once. The only reader of ConfigDict.
+
+A key's annotation is its whole rule (see `jaxrl_sat.schema`); rules between keys stand at the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from ml_collections import ConfigDict
+
+from jaxrl_sat import schema
+from jaxrl_sat.objectives.kl import KlKind
+from jaxrl_sat.objectives.policy_loss import PolicyLoss
+from jaxrl_sat.objectives.ratio import Denominator, GradMode
+from jaxrl_sat.objectives.recipes import RECIPES
+from jaxrl_sat.objectives.reduce import Aggregation
+from jaxrl_sat.pipeline import lag
+from jaxrl_sat.schema import Range
+from jaxrl_sat.types import InputError
+
+PRESETS = ("cpu", "gpu", "tpu")
+
+Count = Annotated[int, Range(1)]
+CountOrNever = Annotated[int, Range(0)]  # 0: never
+Positive = Annotated[float, Range(0, above=True)]
+NotNegative = Annotated[float, Range(0)]
+Decay = Annotated[float, Range(0, 1, below=True)]
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSource:
+    """`path`: "embedded" or a Hugging Face checkpoint folder. `dtype`: of the trainer's parameters."""
+
+    path: str
+    dtype: Dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """`path`: "arithmetic" or the folder of a prepared TFDS set. A prompt longer than the limit ends the run."""
+
+    path: str
+    prompts_per_update: Count
+    max_prompt_tokens: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """`slots`: responses decoded at once. `topk`: log-probs recorded a token, at most the vocabulary."""
+
+    group_size: Annotated[int, Range(2)]  # a group of one has no baseline: every advantage would be 0
+    temperature: Positive
+    max_response_tokens: Annotated[int, Range(2)]
+    topk: Count
+    slots: Count
+    cache_dtype: Dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """Which weights sample which batch: see `jaxrl_sat.pipeline.lag`."""
+
+    mode: Literal["sync", "fixed", "interval"]
+    lag: Annotated[int, Range(0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """The recipe's parameters. None is a parameter that the recipe does not have."""
+
+    eps_low: Annotated[float, Range(0, 1)] | None = None
+    eps_high: NotNegative | None = None
+    aggregation: Aggregation | None = None
+    denominator: Denominator | None = None
+    quantile: Annotated[float, Range(0, 1, above=True)] | None = None
+    exponent: Positive | None = None
+    q_floor: NotNegative | None = None
+    grad_mode: GradMode | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """What stands beside the policy loss, and whether advantages are divided by their group's deviation."""
+
+    kl_coef: NotNegative
+    kl_kind: KlKind
+    entropy_coef: NotNegative
+    std_normalize: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """Adam at a constant rate behind a clip of the gradient's global L2 norm."""
+
+    learning_rate: Positive
+    b1: Decay
+    b2: Decay
+    eps: Positive
+    max_grad_norm: Positive
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """Rows of `row_tokens` tokens, `microbatch_rows` at a time over all devices. `replay`: route as the sampler did."""
+
+    row_tokens: Count
+    microbatch_rows: Count
+    replay: bool
+    remat: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainerAxes:
+    """Devices along each axis of the trainer's mesh."""
+
+    data: Count
+    fsdp: Count
+    expert: Count
+    tensor: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerAxes:
+    """Devices along each axis of the sampler's mesh."""
+
+    data: Count
+    expert: Count
+    tensor: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """The two meshes; `jaxrl_sat.mesh` lays them over the devices."""
+
+    trainer: TrainerAxes
+    sampler: SamplerAxes
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval:
+    """avg@samples on the first `problems` of the test split every `every` updates (0: never)."""
+
+    every: CountOrNever
+    samples: Count
+    problems: Count
+    temperature: NotNegative
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint every `every` updates (0: only the last), the newest `keep` kept."""
+
+    every: CountOrNever
+    keep: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """`rollouts` readable responses every `rollouts_every` updates (0: never)."""
+
+    rollouts_every: CountOrNever
+    rollouts: Count
+    tensorboard: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """A whole run. Made by `from_config_dict` alone, so that what exists has been validated."""
+
+    seed: Annotated[int, Range(0, 2**32 - 1)]
+    updates: Count
+    recipe: str
+    model: ModelSource
+    data: Data
+    sampler: Sampler
+    pipeline: Pipeline
+    objective: Objective
+    loss: Loss
+    optimizer: Optimizer
+    learner: Learner
+    mesh: Mesh
+    eval: Eval
+    checkpoint: Checkpoint
+    log: Log
+
+
+def make_objective(config: RunConfig) -> PolicyLoss:
+    """The policy loss that `recipe` names, with this run's parameters."""
+    return RECIPES[config.recipe](**_set(config.objective))
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Plain nested dicts, as config.json holds them; parameters that the recipe does not have are left out."""
+    return dataclasses.asdict(config) | {"objective": _set(config.objective)}
+
+
+# ------------------------------------------------------------------------------------------------ validation
+
+
+def from_config_dict(config: ConfigDict) -> RunConfig:
+    """The run that `config` describes. Raises `InputError` for the first key or value that cannot be used."""
+    tree = config.to_dict()
+    _check_paths(tree)
+    run = schema.build(RunConfig, tree)
+    run = dataclasses.replace(run, objective=_resolve(run.recipe, run.objective))
+    _check_together(run)
+    return run
+
+
+def _check_paths(tree: Mapping[str, Any]) -> None:
+    """One line for both of the folders that a preset leaves to the user."""
+    wanted = {"model": "a Hugging Face checkpoint folder", "data": "a prepared data set folder"}
+    lacking = [name for name in wanted if isinstance(tree.get(name), Mapping) and not tree[name].get("path", "-")]
+    if lacking:
+        flags = " and ".join(f"--config.{name}.path=DIR ({wanted[name]})" for name in lacking)
+        keys = " and ".join(f"{name}.path" for name in lacking)
+        raise InputError(f"{keys}: not given, and this preset has no default; allowed: {flags}")
+
+
+def _set(objective: Objective) -> dict[str, Any]:
+    return {key: value for key, value in dataclasses.asdict(objective).items() if value is not None}
+
+
+def _resolve(recipe: str, given: Objective) -> Objective:
+    """The recipe's own values where `given` sets none. Raises `InputError` for what the recipe does not take."""
+    if recipe not in RECIPES:
+        raise InputError(f"recipe: {recipe!r}; allowed: {', '.join(sorted(RECIPES))}")
+    takes = inspect.signature(RECIPES[recipe]).parameters
+    for key, value in _set(given).items():
+        if key not in takes:
+            raise InputError(
+                f"objective.{key}: {value!r}, but recipe {recipe!r} takes no {key}; allowed: {', '.join(takes)}"
+            )
+    hints = dict(schema.flat_keys(Objective))
+    own = {key: schema.plain(hints[key])[0](parameter.default) for key, parameter in takes.items()}
+    return schema.build(Objective, own | _set(given), "objective.")
+
+
+def _check_together(run: RunConfig) -> None:
+    lag.check(run.pipeline.mode, run.pipeline.lag)
+    longest = run.data.max_prompt_tokens + run.sampler.max_response_tokens
+    if run.learner.row_tokens < longest:
+        raise InputError(
+            f"learner.row_tokens: {run.learner.row_tokens}; allowed: {longest} or more "
+            "(data.max_prompt_tokens + sampler.max_response_tokens, since a response never crosses rows)"
+        )
+    axes = run.mesh.trainer
+    shards = axes.data * axes.fsdp
+    if run.learner.microbatch_rows % shards:
+        raise InputError(
+            f"learner.microbatch_rows: {run.learner.microbatch_rows}; allowed: a multiple of {shards} "
+            "(mesh.trainer.data x fsdp, over which rows are spread)"
+        )
+    if run.sampler.slots % run.mesh.sampler.data:
+        raise InputError(
+            f"sampler.slots: {run.sampler.slots}; allowed: a multiple of {run.mesh.sampler.data} "
+            "(mesh.sampler.data, over which slots are spread)"
+        )
