@@ -1,1 +1,11 @@
-"""Rollouts: a JetStream engine over the policy, and what keeps it full."""
+"""Rollouts: a JetStream engine over the policy, the loop that keeps its slots full, and the thread it runs in.
+
+`RolloutEngine` computes, `generate` schedules, `SamplerThread` works ahead of the trainer. Importing loads neither
+TensorFlow nor a device.
+"""
+
+from jaxrl_sat.sampler.engine import RolloutEngine
+from jaxrl_sat.sampler.weights import WeightHolder, Weights
+from jaxrl_sat.sampler.worker import Stopped, generate
+
+__all__ = ["RolloutEngine", "Stopped", "WeightHolder", "Weights", "generate"]

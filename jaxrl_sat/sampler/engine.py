@@ -1,0 +1,304 @@
+"""The policy as a JetStream engine that records what off-policy training needs of every token.
+
+`prefill` reads prompts, `insert` puts them into slots of the decode state, `generate` feeds one token a slot and samples
+the next. Prefill stops before the last prompt token has a successor: the first `generate` feeds that token again and
+samples from it like from any other. So sampling, log-probs and routing come from one program, and all samples of a
+prompt share one prefill.
+
+Shapes are fixed (slots; prompt buckets with a fixed number of rows each), so nothing compiles after each bucket has
+been seen, and a row's arithmetic does not depend on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_sat import model
+from jaxrl_sat.model import ModelConfig
+from jaxrl_sat.sampler import jetstream_compat as jetstream
+from jaxrl_sat.sampler.record import GOING, LENGTH, STOP, Layout, RolloutTokens
+from jaxrl_sat.sampler.sampling import draw
+from jaxrl_sat.sampler.state import DecodeState, Prefix, Rules, empty_state, param_shardings, slot_shardings
+from jaxrl_sat.sampler.weights import WeightHolder, Weights, current
+from jaxrl_sat.types import InputError, Params, SamplingParams
+
+PREFILL_TOKENS = 256
+"""Tokens one prefill reads: a bucket of P tokens takes this / P prompts at once, at least one."""
+
+
+class RolloutEngine(jetstream.Engine):
+    """A JetStream engine over `jaxrl_sat.model`; see the module. `compilations` counts programs by kind.
+
+    Mesh axes are used through `rules` (logical axis -> mesh axis; "slots" for the decode state, the model's own names
+    for weights); without rules everything is replicated. Wherever JetStream says params, `Weights` or a `WeightHolder`
+    is meant.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        mesh: Mesh,
+        slots: int,
+        max_prompt_tokens: int,
+        max_response_tokens: int,
+        sampling: SamplingParams,
+        topk: int = 20,
+        cache_dtype: Any = "float32",
+        rules: Rules | None = None,
+        tokenizer: Any = None,
+        tokenizer_path: str = "",
+    ):
+        _check(config, slots, max_prompt_tokens, max_response_tokens, sampling)
+        self.config = config
+        self.sampling = sampling
+        self.max_prompt_tokens = max_prompt_tokens
+        self.layout = Layout.of(config, min(topk, config.vocab_size))
+        self.compilations: collections.Counter[str] = collections.Counter()
+        self.buckets = _buckets(max_prompt_tokens)
+        self._mesh = mesh
+        self._rules: Rules = rules or {}
+        self._slots = slots
+        self._tokenizer = tokenizer
+        self._tokenizer_path = tokenizer_path
+        self._serial = itertools.count()  # seeds for requests that bring none
+        make_state = functools.partial(empty_state, config, slots, self.buckets[-1] + max_response_tokens, cache_dtype)
+        self._state_shardings = slot_shardings(jax.eval_shape(make_state), mesh, self._rules)
+        self._init = jax.jit(make_state, out_shardings=self._state_shardings)
+        self._load = jax.jit(self._load_program)
+        self._prefill = jax.jit(self._prefill_program)
+        self._insert = jax.jit(self._insert_program, donate_argnums=0, out_shardings=self._state_shardings)
+        self._generate = jax.jit(
+            self._generate_program, donate_argnums=2, out_shardings=(self._state_shardings, self._replicated)
+        )
+
+    # -------------------------------------------------------------------------------------------- weights
+
+    def load_params(self, params: Params, version: int = 0) -> Weights:
+        """Copy stacked parameters to this engine's mesh, in its layout. The copy never shares memory with `params`."""
+        placed = jax.device_put(params, param_shardings(self.config, self._mesh, self._rules))
+        return Weights(self._load(placed), version)
+
+    def _load_program(self, params: Params) -> Any:
+        self.compilations["load"] += 1
+        return jax.tree.map(jnp.copy, model.unstack(params))
+
+    # -------------------------------------------------------------------------------------------- prefill
+
+    def bucket(self, length: int) -> int:
+        """The padded length a prompt of `length` tokens is read at."""
+        return next(bucket for bucket in self.buckets if length <= bucket)
+
+    def prefill_rows(self, bucket: int) -> int:
+        """Prompts of a bucket that one prefill reads."""
+        return max(1, PREFILL_TOKENS // bucket)
+
+    def prefill(
+        self, *, params: Any, existing_prefix: Any = None, padded_tokens: Any, true_length: int
+    ) -> Prefix:
+        """Read one prompt: the first `true_length` of `padded_tokens`, after the text of `existing_prefix` if given.
+
+        An existing prefix is read again with what follows it, in the bucket of the whole. `InputError` if that is
+        longer than `max_prefill_length`.
+        """
+        tokens = np.asarray(padded_tokens, np.int32)[:true_length]
+        if existing_prefix is not None:
+            before = np.asarray(existing_prefix.tokens)[0, : int(existing_prefix.lengths[0])]
+            tokens = np.concatenate([before, tokens])
+        if len(tokens) > self.max_prefill_length:
+            raise InputError(f"prompt with its prefix: {len(tokens)} tokens; at most {self.max_prefill_length} allowed")
+        return self.prefill_prompts(params, [tokens])
+
+    def prefill_prompts(self, params: Weights | WeightHolder, prompts: Sequence[np.ndarray]) -> Prefix:
+        """Read up to `prefill_rows(bucket)` prompts of one bucket in one dispatch; row i of the result is prompt i."""
+        weights = current(params)
+        bucket = self.bucket(max(map(len, prompts)))
+        tokens = np.zeros((self.prefill_rows(bucket), bucket), np.int32)
+        lengths = np.ones(len(tokens), np.int32)
+        for row, prompt in enumerate(prompts):
+            tokens[row, : len(prompt)] = prompt
+            lengths[row] = len(prompt)
+        return self._prefill(weights.decode_params, np.int32(weights.version), tokens, lengths)
+
+    def _prefill_program(self, decode_params: Any, version: Any, tokens: Any, lengths: Any) -> Prefix:
+        self.compilations["prefill"] += 1
+        shard = lambda tree: jax.lax.with_sharding_constraint(  # noqa: E731
+            tree, slot_shardings(tree, self._mesh, self._rules)
+        )
+        tokens, lengths = shard((tokens, lengths))
+        cache, expert_ids = model.prefill(decode_params, self.config, tokens, lengths)
+        compact = self.layout.compact(expert_ids)
+        return Prefix(cache=shard(cache), tokens=tokens, lengths=lengths, expert_ids=compact, version=version)
+
+    def get_prefix_destination_sharding(self) -> Any:
+        """Where a prefix from another engine has to lie: whole on every device, whatever its bucket."""
+        return self._replicated
+
+    # --------------------------------------------------------------------------------------------- insert
+
+    def insert(self, prefix: Prefix, decode_state: DecodeState, slot: int, seed: int | None = None) -> DecodeState:
+        """Start a response to the first prompt of `prefix` in `slot`. Without a seed, the engine counts its own up."""
+        chosen = next(self._serial) if seed is None else seed
+        return self.insert_rows(prefix, decode_state, [0], [slot], [chosen], self.sampling.temperature)
+
+    def insert_rows(
+        self,
+        prefix: Prefix,
+        decode_state: DecodeState,
+        rows: Sequence[int],
+        slots: Sequence[int],
+        seeds: Sequence[int],
+        temperature: float,
+    ) -> DecodeState:
+        """Start responses to prompts `rows` of `prefix` in `slots`, in one dispatch. Consumes `decode_state`."""
+        size = next(s for s in _insert_sizes(self._slots) if len(slots) <= s)
+        pad = size - len(slots)
+        # Padding points past the last slot, where writes are dropped.
+        where = np.asarray([*slots, *[self._slots] * pad], np.int32)
+        chosen = np.asarray([*rows, *[0] * pad], np.int32)
+        keys = np.asarray([*seeds, *[0] * pad], np.uint32)
+        return self._insert(decode_state, prefix, chosen, where, keys, np.float32(temperature))
+
+    def _insert_program(
+        self, state: DecodeState, prefix: Prefix, rows: Any, slots: Any, seeds: Any, temperature: Any
+    ) -> DecodeState:
+        self.compilations["insert"] += 1
+        bucket = prefix.tokens.shape[1]
+
+        def put(old: jax.Array, new: Any) -> jax.Array:
+            return old.at[slots].set(new, mode="drop")
+
+        def put_cache(old: jax.Array, new: jax.Array) -> jax.Array:
+            return old.at[slots, :bucket].set(new[rows].astype(old.dtype), mode="drop")
+
+        last = prefix.lengths[rows] - 1
+        return DecodeState(
+            cache=jax.tree.map(put_cache, state.cache, prefix.cache),
+            tokens=put(state.tokens, prefix.tokens[rows, last]),
+            positions=put(state.positions, last),
+            seeds=put(state.seeds, seeds),
+            temperature=put(state.temperature, temperature),
+            lengths=put(state.lengths, 0),
+            active=put(state.active, True),
+        )
+
+    # ------------------------------------------------------------------------------------------- generate
+
+    def init_decode_state(self) -> DecodeState:
+        """A decode state with no slot in use."""
+        return self._init()
+
+    def generate(self, params: Any, decode_state: DecodeState) -> tuple[DecodeState, RolloutTokens]:
+        """Feed one token a slot and sample the next. Consumes `decode_state`; the result is still on its way."""
+        weights = current(params)
+        state, data = self._generate(weights.decode_params, np.int32(weights.version), decode_state)
+        return state, RolloutTokens.of(data, self.layout)
+
+    def _generate_program(self, decode_params: Any, version: Any, state: DecodeState) -> tuple[DecodeState, Any]:
+        self.compilations["generate"] += 1
+        logits, cache, expert_ids = model.decode(
+            decode_params, self.config, state.cache, state.tokens, state.positions
+        )
+        drawn = draw(logits, state.seeds, state.positions, state.temperature, self.layout.topk)
+        lengths = state.lengths + state.active
+        stopped = jnp.isin(drawn.tokens, jnp.asarray(self.sampling.stop_ids, jnp.int32))
+        full = lengths >= self.sampling.max_response_tokens
+        finish = jnp.where(state.active, jnp.where(stopped, STOP, jnp.where(full, LENGTH, GOING)), GOING)
+        going = state.active & (finish == GOING)
+        data = self.layout.pack(drawn, state.active, lengths, finish, version, expert_ids)
+        advanced = state.replace(
+            cache=cache,
+            tokens=jnp.where(going, drawn.tokens, state.tokens),
+            positions=state.positions + going,
+            lengths=lengths,
+            active=going,
+        )
+        return advanced, data
+
+    # ------------------------------------------------------------------------------------------ properties
+
+    def get_tokenizer(self) -> jetstream.TokenizerParameters:
+        """Where the tokenizer lies."""
+        return jetstream.TokenizerParameters(path=self._tokenizer_path, extra_ids=0)
+
+    def build_tokenizer(self, metadata: jetstream.TokenizerParameters) -> jetstream.Tokenizer:
+        """The tokenizer the engine was given, as JetStream sees one; ids alone where it was given none."""
+        eos = self.config.eos_token_id
+        first = self.sampling.stop_ids[0] if self.sampling.stop_ids else 0
+        return jetstream.IdTokenizer(
+            bos_id=self.config.bos_token_id or 0,
+            eos_id=eos if isinstance(eos, int) else first,
+            pad_id=self.config.pad_token_id or 0,
+            stop_ids=self.sampling.stop_ids,
+            codec=self._tokenizer,
+        )
+
+    @property
+    def max_concurrent_decodes(self) -> int:
+        """Slots."""
+        return self._slots
+
+    @property
+    def samples_per_slot(self) -> int:
+        """One: each sample of a group has a slot of its own."""
+        return 1
+
+    @property
+    def max_prefill_length(self) -> int:
+        """The largest prompt bucket, `max_prompt_tokens` rounded up to a power of two from 16."""
+        return self.buckets[-1]
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices this engine runs on."""
+        return self._mesh
+
+    @property
+    def colocated_cpus(self) -> list[Any] | None:
+        """The CPU devices of this host, or None where JAX was started without them."""
+        try:
+            return jax.local_devices(backend="cpu")
+        except RuntimeError:
+            return None
+
+    @functools.cached_property
+    def _replicated(self) -> jax.sharding.NamedSharding:
+        return jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec())
+
+
+def _buckets(longest: int) -> tuple[int, ...]:
+    """Powers of two from 16 to the first that holds `longest`: JetStream's own list, as its Driver pads to it."""
+    buckets = [16]
+    while buckets[-1] < longest:
+        buckets.append(2 * buckets[-1])
+    return tuple(buckets)
+
+
+def _insert_sizes(slots: int) -> tuple[int, ...]:
+    """How many slots one insert fills: powers of four, and all. Each size compiles once a bucket."""
+    sizes = [1]
+    while 4 * sizes[-1] < slots:
+        sizes.append(4 * sizes[-1])
+    return (*sizes, slots) if slots > 1 else (1,)
+
+
+def _check(config: ModelConfig, slots: int, prompt: int, response: int, sampling: SamplingParams) -> None:
+    if slots < 1:
+        raise InputError(f"sampler slots: {slots}; at least 1 needed")
+    if not 1 <= prompt <= jetstream.LONGEST_BUCKET:
+        raise InputError(f"max_prompt_tokens: {prompt}; from 1 to {jetstream.LONGEST_BUCKET} allowed")
+    if not 1 <= sampling.max_response_tokens <= response:
+        raise InputError(f"max_response_tokens: {sampling.max_response_tokens}; from 1 to {response} allowed")
+    if not (sampling.temperature >= 0 and np.isfinite(sampling.temperature)):
+        raise InputError(f"temperature: {sampling.temperature}; a finite number of at least 0 needed")
+    outside = [i for i in sampling.stop_ids if not 0 <= i < config.vocab_size]
+    if outside:
+        raise InputError(f"stop id: {outside[0]}; from 0 to {config.vocab_size - 1} allowed")

@@ -1,0 +1,61 @@
+"""A model small enough to sample from in every test, and what the tests build on it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from jaxrl_sat import model
+from jaxrl_sat.sampler import RolloutEngine
+from jaxrl_sat.types import Prompt, Request, SamplingParams
+
+CONFIG = model.ModelConfig(
+    vocab_size=23,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+    mlp_only_layers=(1,),
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+    initializer_range=0.3,
+)
+STOP = 2
+
+
+@functools.cache
+def params(seed: int = 0) -> Any:
+    return jax.jit(functools.partial(model.init_params, CONFIG, dtype="float32"))(jax.random.key(seed))
+
+
+def mesh(*shape: int, axes: tuple[str, ...] = ("data",)) -> Mesh:
+    sizes = shape or (1,)
+    devices = np.asarray(jax.devices()[: int(np.prod(sizes))], dtype=object)
+    return Mesh(devices.reshape(sizes), axes, axis_types=(AxisType.Auto,) * len(axes))
+
+
+def engine(slots: int = 8, limit: int = 6, temperature: float = 1.0, **kwargs: Any) -> RolloutEngine:
+    sampling = SamplingParams(temperature=temperature, max_response_tokens=limit, stop_ids=(STOP,))
+    kwargs = {"mesh": mesh(), "max_prompt_tokens": 20, "topk": 5} | kwargs
+    return RolloutEngine(CONFIG, slots=slots, max_response_tokens=limit, sampling=sampling, **kwargs)
+
+
+def prompts(lengths: list[int], seed: int = 0) -> list[Prompt]:
+    rng = np.random.default_rng(seed)
+    return [Prompt(i, "", "", rng.integers(3, 23, n).astype(np.int32)) for i, n in enumerate(lengths)]
+
+
+def requests(lengths: list[int], samples: int, seed: int = 0) -> list[Request]:
+    """`samples` requests of each prompt, prompt by prompt, every one with a seed of its own."""
+    made = prompts(lengths, seed)
+    return [Request(p, group=p.id, seed=1000 * p.id + s) for p in made for s in range(samples)]
