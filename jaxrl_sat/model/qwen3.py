@@ -77,11 +77,13 @@ def forward(
     positions: Int[Array, "B T"] | None = None,
     segment_ids: Int[Array, "B T"] | None = None,
     replay: RouterTrace | None = None,
+    remat: bool = False,
 ) -> ForwardOut:
     """Hidden states after the final norm, and routing [M, B, T, k].
 
     `segment_ids` None is one segment a row; id 0 is padding, which no other segment sees. `positions` None counts from
-    0 in each segment. Where `replay` is valid its expert ids are taken; gates always come from the live router.
+    0 in each segment. Where `replay` is valid its expert ids are taken; gates always come from the live router. With
+    `remat` a layer's activations are computed again in the backward pass: only its input is kept.
     """
     if segment_ids is None:
         segment_ids = jnp.ones(tokens.shape, jnp.int32)
@@ -96,7 +98,7 @@ def forward(
         recorded = None
         if replay is not None and run.sparse:
             recorded = jax.lax.slice_in_dim(replay.expert_ids, start, stop)
-        x, ids = _scan_run(params[run.name], config, run, x, angles, attend, recorded, replay)
+        x, ids = _scan_run(params[run.name], config, run, x, angles, attend, recorded, replay, remat)
         if run.sparse:
             routing.append(ids)
         start = stop
@@ -114,6 +116,7 @@ def _scan_run(
     attend: Attend,
     recorded: Array | None,
     replay: RouterTrace | None,
+    remat: bool,
 ) -> tuple[Array, Array | None]:
     def step(x: Array, layer_in: tuple[Params, Array | None]) -> tuple[Array, Array | None]:
         layer_params, layer_ids = layer_in
@@ -121,7 +124,7 @@ def _scan_run(
         x, _, ids = layer(layer_params, config, x, angles, attend, None, layer_replay)
         return x, ids
 
-    return jax.lax.scan(step, x, (params, recorded), length=len(run))
+    return jax.lax.scan(jax.checkpoint(step) if remat else step, x, (params, recorded), length=len(run))
 
 
 def segment_positions(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
