@@ -12,6 +12,8 @@ Without a preset the one that fits the devices found is taken. `gpu` and `tpu` n
 
 from __future__ import annotations
 
+from typing import Any
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
@@ -21,8 +23,8 @@ def get_config(preset: str = "cpu") -> ConfigDict:
     return {"cpu": _cpu, "gpu": _gpu, "tpu": _tpu}[preset]()
 
 
-def _cpu() -> ConfigDict:
-    config = ConfigDict()
+def _cpu() -> Any:
+    config: Any = ConfigDict()
     config.seed = 0
     config.updates = 400
     config.recipe = "sat_grpo"
@@ -67,7 +69,7 @@ def _cpu() -> ConfigDict:
     return config
 
 
-def _gpu() -> ConfigDict:
+def _gpu() -> Any:
     """One GPU that trains and samples in turns; with two, the second samples."""
     config = _cpu()
     config.model.path = placeholder(str)
@@ -83,15 +85,15 @@ def _gpu() -> ConfigDict:
     return config
 
 
-def _tpu() -> ConfigDict:
+def _tpu() -> Any:
     """The papers' setting: Qwen3-30B-A3B, 256 prompts x 16 responses of up to 32k tokens."""
     config = _gpu()
     config.updates = 544
     config.data.update({"prompts_per_update": 256, "max_prompt_tokens": 2048})
-    config.sampler.update({"group_size": 16, "max_response_tokens": 32768, "slots": 1024})
+    config.sampler.update({"group_size": 16, "max_response_tokens": 32768, "slots": 256})
     config.learner.update({"row_tokens": 34816, "microbatch_rows": 64})
     config.mesh.trainer.update({"data": 1, "fsdp": 64, "expert": 1, "tensor": 1})
-    config.mesh.sampler.update({"data": 4, "expert": 4, "tensor": 4})
+    config.mesh.sampler.update({"data": 16, "expert": 2, "tensor": 2})
     config.eval.update({"every": 5, "samples": 8, "problems": 30})
     config.log.rollouts_every = 5
     return config

@@ -46,7 +46,10 @@ def _run(argv: Sequence[str]) -> None:
 
 
 def _preset_that_fits(command) -> tuple[str, str]:
-    """The preset for the devices found, and which those are. JAX starts here, so its CPU devices are made first, as many as cpu needs."""
+    """The preset for the devices found, and which those are.
+
+    JAX starts here, so its CPU devices are made first, as many as the cpu preset needs.
+    """
     import jax
 
     from jaxrl_sat import cli, config

@@ -65,7 +65,7 @@ def devices_wanted(config: RunConfig) -> int:
     return sum(math.prod(sizes.values()) for sizes in axes(config).values())
 
 
-def make_meshes(config: RunConfig, devices: Sequence[jax.Device]) -> Meshes:
+def make_meshes(config: RunConfig, devices: Sequence[Any]) -> Meshes:
     """The first devices train and the next ones sample; a single device does both in turns.
 
     Raises `InputError` where there are too few.
@@ -85,7 +85,7 @@ def make_meshes(config: RunConfig, devices: Sequence[jax.Device]) -> Meshes:
     )
 
 
-def _mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> Mesh:
+def _mesh(sizes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
     grid = np.array(devices, dtype=object).reshape(tuple(sizes.values()))
     return Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 

@@ -1,0 +1,268 @@
+"""The plan of a run, worked out without starting it: what --dry-run prints.
+
+Every figure follows from the config and the model's config.json, so a run for 128 chips can be planned on a laptop.
+Bytes are whole-run totals unless they say "a device", and hold parameters, optimizer, caches and records, not
+activations.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_sat import config as config_lib
+from jaxrl_sat import embedded, mesh, model
+from jaxrl_sat.config import RunConfig
+from jaxrl_sat.data import packing
+from jaxrl_sat.objectives import group_normalised, needs_recomputed
+from jaxrl_sat.pipeline import lag, requests
+from jaxrl_sat.types import InputError, Prompt
+
+SHOWN = 12
+"""Updates of the lag schedule that are written out."""
+
+
+def render(config: RunConfig, preset: str) -> str:
+    """The resolved config, the meshes and the plan as one JSON document. Raises `InputError` as the run would."""
+    model_config = read_model_config(config)
+    mesh.check_fits(config, model_config)
+    document = {
+        "preset": preset,
+        "config": config_lib.to_dict(config),
+        "meshes": meshes(config),
+        "plan": plan(config, model_config),
+    }
+    return json.dumps(document, indent=2)
+
+
+def read_model_config(config: RunConfig) -> model.ModelConfig:
+    """The model that `model.path` names, from its config.json alone: no weights are needed to plan."""
+    folder = embedded.model_path() if config.model.path == "embedded" else Path(config.model.path)
+    if not folder.is_dir():
+        raise InputError(
+            f"model.path: {config.model.path!r} is not a folder; allowed: embedded, or a Hugging Face checkpoint folder"
+        )
+    try:
+        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"model.path: {folder} has no readable config.json ({type(error).__name__}); "
+            "allowed: embedded, or a Hugging Face checkpoint folder"
+        ) from error
+    return model.ModelConfig.from_hf(fields)
+
+
+def meshes(config: RunConfig) -> dict[str, Any]:
+    """Axes and devices of both meshes; whether one device will do."""
+    axes, wanted = mesh.axes(config), mesh.devices_wanted(config)
+    sizes = {name: math.prod(axes[name].values()) for name in axes}
+    shared = "both share it in turns" if wanted == 2 else "not enough"
+    return {
+        "trainer": {"axes": axes["trainer"], "devices": f"0 to {sizes['trainer'] - 1}"},
+        "sampler": {"axes": axes["sampler"], "devices": f"{sizes['trainer']} to {wanted - 1}"},
+        "devices wanted": wanted,
+        "with a single device": shared,
+    }
+
+
+def plan(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
+    """What the run will do, in figures that follow from the config and are not in it."""
+    return {
+        "model": _model(config, model_config),
+        "data": _data(config),
+        "rollouts": _rollouts(config, model_config),
+        "learner": _learner(config, model_config),
+        "lag": _lag(config),
+        "evaluation": _evaluation(config),
+        "steps": _steps(config),
+        "memory": _memory(config, model_config),
+        "seeds": _seeds(config),
+    }
+
+
+def due(every: int, updates: int) -> list[int]:
+    """The updates after which something done every `every` updates (0: never), and after the last, is done."""
+    return sorted({*range(every, updates + 1, every), updates}) if every else []
+
+
+def _model(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
+    shapes = jax.tree.leaves(model.abstract_params(model_config, config.model.dtype))
+    parameters = sum(math.prod(shape.shape) for shape in shapes)
+    longest = config.data.max_prompt_tokens + config.sampler.max_response_tokens
+    return {
+        "type": model_config.to_hf()["model_type"],
+        "layers": model_config.num_hidden_layers,
+        "layers with experts": model_config.num_sparse_layers,
+        "parameters": parameters,
+        "bytes": _param_bytes(config, model_config),
+        "longest sequence": longest,
+        "positions it knows": model_config.max_position_embeddings,
+    }
+
+
+def _param_bytes(config: RunConfig, model_config: model.ModelConfig) -> int:
+    shapes = jax.tree.leaves(model.abstract_params(model_config, config.model.dtype))
+    return sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in shapes)
+
+
+def _data(config: RunConfig) -> dict[str, Any]:
+    problems = _problems(config.data.path)
+    drawn = config.updates * config.data.prompts_per_update
+    return {
+        "set": Path(config.data.path).name,
+        "made by": "the run itself, once" if config.data.path == "arithmetic" else "the user",
+        "problems": problems,
+        "prompts drawn": drawn,
+        "epochs": round(drawn / problems["train"], 3) if problems.get("train") else None,
+    }
+
+
+def _problems(path: str) -> dict[str, int]:
+    """Problems in each split, from the folder's dataset_info.json or, for the set made on demand, from its maker."""
+    if path == "arithmetic":
+        from jaxrl_sat.data import builder
+
+        return dict(builder.SIZES)
+    infos = [info for depth in ("", "*/", "*/*/") for info in Path(path).glob(f"{depth}dataset_info.json")]
+    if not infos:
+        raise InputError(f"data.path: {path!r} holds no data set; allowed: arithmetic, or the folder of a TFDS set")
+    try:
+        splits = json.loads(infos[0].read_text(encoding="utf-8"))["splits"]
+        return {split["name"]: sum(map(int, split["shardLengths"])) for split in splits}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"data.path: {infos[0]} cannot be read; allowed: one that TFDS wrote") from error
+
+
+def _responses(config: RunConfig) -> int:
+    return config.data.prompts_per_update * config.sampler.group_size
+
+
+def _rollouts(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
+    topk = min(config.sampler.topk, model_config.vocab_size)
+    experts = model_config.num_sparse_layers * model_config.num_experts_per_tok
+    record = 12 + 8 * topk + experts * (1 if model_config.num_experts <= 256 else 2)
+    responses = _responses(config)
+    return {
+        "responses an update": responses,
+        "new tokens an update at most": responses * config.sampler.max_response_tokens,
+        "prefilled tokens an update at most": config.data.prompts_per_update * config.data.max_prompt_tokens,
+        "responses a slot": round(responses / config.sampler.slots, 3),
+        "log-probs recorded a token": topk,
+        "record bytes a token": record,
+        "record bytes an update at most": record * responses * config.sampler.max_response_tokens,
+    }
+
+
+def _learner(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
+    longest = config.data.max_prompt_tokens + config.sampler.max_response_tokens
+    rows = math.ceil(_responses(config) / (config.learner.row_tokens // longest))
+    objective = config_lib.make_objective(config)
+    one_right = jnp.zeros(config.sampler.group_size).at[0].set(1.0)
+    one_group = jnp.zeros(config.sampler.group_size, jnp.int32)
+    advantages = group_normalised(one_right, one_group, 1, std_normalize=config.loss.std_normalize)
+    return {
+        "optimizer steps": config.updates,
+        "rows an update at most": rows,
+        "microbatches an update at most": math.ceil(rows / config.learner.microbatch_rows),
+        "tokens a microbatch": config.learner.microbatch_rows * config.learner.row_tokens,
+        "responses a row at most": packing.segments_per_row(config.learner.row_tokens),
+        "objective": str(objective),
+        "log-probs recomputed at the sampling weights": needs_recomputed(objective),
+        "advantage of the only right answer of a group": round(float(advantages[0]), 4),
+    }
+
+
+def _lag(config: RunConfig) -> dict[str, Any]:
+    schedule = (config.pipeline.mode, config.pipeline.lag)
+    versions = [lag.behaviour_version(*schedule, update) for update in range(config.updates)]
+    realised = [update - version for update, version in enumerate(versions)]
+    return {
+        "version that samples each of the first updates": " ".join(map(str, versions[:SHOWN])),
+        "realised lag of the first updates": " ".join(map(str, realised[:SHOWN])),
+        "realised lag, mean": round(sum(realised) / len(realised), 3),
+        "realised lag, most": max(realised),
+        "handoffs to the sampler": len(set(versions)),
+        "versions in flight at most": _versions_in_flight(config),
+    }
+
+
+def _versions_in_flight(config: RunConfig) -> int:
+    last = min(config.updates, 3 * config.pipeline.lag + 2)
+    return max(
+        len(lag.versions_needed(config.pipeline.mode, config.pipeline.lag, update)) for update in range(last)
+    )
+
+
+def _evaluation(config: RunConfig) -> dict[str, Any]:
+    problems = min(config.eval.problems, _problems(config.data.path).get("test", config.eval.problems))
+    return {
+        "metric": f"eval/{Path(config.data.path).name}/avg_at_{config.eval.samples}",
+        "problems": problems,
+        "responses": problems * config.eval.samples,
+        "drawn": f"at temperature {config.eval.temperature:g}" if config.eval.temperature else "greedily",
+    }
+
+
+def _steps(config: RunConfig) -> dict[str, Any]:
+    evaluations = due(config.eval.every, config.updates)
+    checkpoints = due(config.checkpoint.every, config.updates) or [config.updates]
+    rollouts = due(config.log.rollouts_every, config.updates)
+    each = min(config.log.rollouts, _responses(config))
+    return {
+        "evaluations": _short([0, *evaluations] if evaluations else []),
+        "checkpoints": _short(checkpoints),
+        "checkpoints kept at the end": _short(checkpoints[-config.checkpoint.keep :]),
+        "readable rollouts": _short(rollouts),
+        "readable rollouts in all": each * len(rollouts),
+        "written beside": "config.json, metrics.jsonl" + (", tensorboard/" if config.log.tensorboard else ""),
+    }
+
+
+def _short(steps: list[int]) -> str:
+    if len(steps) <= 8:
+        return ", ".join(map(str, steps)) or "never"
+    return f"{steps[0]}, {steps[1]}, {steps[2]}, ... {steps[-1]} ({len(steps)} in all)"
+
+
+def _memory(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
+    copy = _param_bytes(config, model_config)
+    versions = _versions_in_flight(config)
+    reference = copy if config.loss.kl_coef else 0
+    trainer, sampler = config.mesh.trainer, config.mesh.sampler
+    # A prompt takes a bucket in the cache: the next power of two, from 16.
+    length = max(16, 1 << (config.data.max_prompt_tokens - 1).bit_length()) + config.sampler.max_response_tokens
+    cache = jax.tree.leaves(
+        jax.eval_shape(lambda: model.init_cache(model_config, config.sampler.slots, length, config.sampler.cache_dtype))
+    )
+    cache_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in cache)
+    state = 4 * copy + reference + versions * copy
+    kept = (3 + versions - 1) * copy
+    return {
+        "parameters, Adam's moments and gradient": 4 * copy,
+        "reference policy": reference,
+        "trainer's copies of the versions in flight": versions * copy,
+        "trainer, a device": math.ceil(state / (trainer.fsdp * trainer.expert * trainer.tensor)),
+        "sampler's copies of the versions in flight": versions * copy,
+        "sampler's cache": cache_bytes,
+        "sampler, a device": math.ceil(
+            versions * copy / (sampler.expert * sampler.tensor) + cache_bytes / (sampler.data * sampler.tensor)
+        ),
+        "checkpoint on disk": kept,
+        "checkpoints on disk": kept * config.checkpoint.keep,
+    }
+
+
+def _seeds(config: RunConfig) -> dict[str, Any]:
+    nothing = [Prompt(0, "", "", np.zeros(0, np.int32))]
+    first = requests.training_requests(nothing, config.sampler.group_size, config.seed, 0)
+    judged = requests.evaluation_requests(nothing, config.eval.samples, config.seed)
+    return {
+        "first responses of update 0": " ".join(str(request.seed) for request in first[:3]),
+        "first responses of every evaluation": " ".join(str(request.seed) for request in judged[:3]),
+    }
