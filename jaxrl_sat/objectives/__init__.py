@@ -1,0 +1,38 @@
+"""Objectives: evidence in, sums and counts out. Imports jax and `types` alone."""
+
+from jaxrl_sat.objectives.advantages import group_normalised
+from jaxrl_sat.objectives.diagnostics import staleness, staleness_split
+from jaxrl_sat.objectives.evidence import Evidence, make_evidence
+from jaxrl_sat.objectives.kl import kl_estimate, kl_regulariser
+from jaxrl_sat.objectives.metrics import Metrics, combine, finalise
+from jaxrl_sat.objectives.policy_loss import LossOut, PolicyLoss, needs_recomputed, policy_loss, terms
+from jaxrl_sat.objectives.recipes import RECIPES, grpo, gspo, ppo, sat_grpo, sat_gspo
+from jaxrl_sat.objectives.reduce import Reduce, normalise
+from jaxrl_sat.objectives.total import total_loss
+
+__all__ = [
+    "RECIPES",
+    "Evidence",
+    "LossOut",
+    "Metrics",
+    "PolicyLoss",
+    "Reduce",
+    "combine",
+    "finalise",
+    "group_normalised",
+    "grpo",
+    "gspo",
+    "kl_estimate",
+    "kl_regulariser",
+    "make_evidence",
+    "needs_recomputed",
+    "normalise",
+    "policy_loss",
+    "ppo",
+    "sat_grpo",
+    "sat_gspo",
+    "staleness",
+    "staleness_split",
+    "terms",
+    "total_loss",
+]
