@@ -1,0 +1,223 @@
+"""Maps the names of the golden vectors onto the package's functions. No mathematics of its own.
+
+`evaluate` takes a case's lists as they stand and computes in the precision that JAX_ENABLE_X64 sets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_sat import objectives as obj
+from jaxrl_sat.objectives import evidence as ev
+from jaxrl_sat.objectives import kernel, quantile, ratio
+from jaxrl_sat.objectives.surrogate import Clip
+from jaxrl_sat.types import InputError
+
+
+def evaluate(objective: str, inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+    """Every key of a golden case's `expected`, computed by the package."""
+    if objective not in EVALUATORS:
+        raise InputError(f"objective: {objective!r} is not one of {', '.join(EVALUATORS)}")
+    return jax.tree.map(np.asarray, EVALUATORS[objective](inputs, params))
+
+
+def _floats(values: Any) -> jax.Array:
+    return jnp.asarray(np.asarray(values, np.float64), float)
+
+
+def _evidence(inputs: dict[str, Any]) -> obj.Evidence:
+    logp = _floats(inputs["logp"])
+    given = {k: _floats(inputs[k]) for k in ("logp_old", "logp_ref", "entropy") if k in inputs}
+    return obj.make_evidence(
+        logp,
+        _floats(inputs.get("logp_mu", inputs["logp"])),
+        _floats(inputs["adv"]) if "adv" in inputs else jnp.zeros_like(logp),
+        jnp.asarray(inputs["mask"], bool),
+        **given,
+    )
+
+
+def _objective(name: str, params: dict[str, Any]) -> obj.PolicyLoss:
+    """The recipe of that name with a case's parameters; options that recipes leave out go to their slots."""
+    taken = {
+        "eps_low": "eps_low",
+        "eps_high": "eps_high",
+        "agg": "aggregation",
+        "grad_mode": "grad_mode",
+        "level": "quantile",
+        "exponent": "exponent",
+    }
+    made = obj.RECIPES[name](**{taken[k]: v for k, v in params.items() if k in taken})
+    clip = {"log_ratio_max": "log_ratio_max", "clamp_grad": "ceiling_gradient", "dual_clip_c": "dual_clip"}
+    made = dataclasses.replace(made, surrogate=Clip(**{clip[k]: v for k, v in params.items() if k in clip}))
+    reduce = {k: params[k] for k in ("norm", "count_empty") if k in params}
+    made = dataclasses.replace(made, reduce=dataclasses.replace(made.reduce, **reduce))
+    radii = {"enabled": "enabled", "q": "reference", "q_floor": "q_floor"}
+    chosen = {radii[k]: v for k, v in params.items() if k in radii}
+    return dataclasses.replace(made, radii=dataclasses.replace(made.radii, **chosen)) if chosen else made
+
+
+def _loss(loss_out: Callable[[obj.Evidence], obj.LossOut], evidence: obj.Evidence) -> dict[str, Any]:
+    """What every loss reports: value, per-token loss, gradient, keep set, counts."""
+
+    def value(logp: jax.Array) -> tuple[jax.Array, obj.LossOut]:
+        out = loss_out(dataclasses.replace(evidence, logp=logp))
+        return obj.normalise(out.loss_sum, out.count), out
+
+    (loss, out), grad = jax.value_and_grad(value, has_aux=True)(evidence.logp)
+    return {
+        "loss": loss,
+        "per_token_loss": out.per_token,
+        "grad": grad,
+        "keep": out.keep,
+        "n_active": out.n_active,
+        "skip": out.n_active == 0,
+        "n_nonfinite": out.n_nonfinite,
+    }
+
+
+def _clipped_loss(made: obj.PolicyLoss, evidence: obj.Evidence) -> dict[str, Any]:
+    """The loss and the intermediates by the names that golden cases use."""
+    out = obj.policy_loss(made, evidence)
+    t = obj.terms(made, evidence)
+    at_base = dataclasses.replace(made, radii=dataclasses.replace(made.radii, enabled=False)) if _is_sat(made) else made
+    metrics = obj.finalise(out.metrics)
+    return {
+        **_loss(lambda e: obj.policy_loss(made, e), evidence),
+        "d": ratio.TokenRatio()(t.evidence),
+        "d_seq": t.log_ratio,
+        "rho": ratio.importance(ratio.mean_log_ratio(t.evidence))[:, 0],
+        "ratio": t.ratio,
+        "clip_frac": metrics["clip/fraction"],
+        "ppo_clip_frac": obj.finalise(obj.policy_loss(at_base, evidence).metrics)["clip/fraction"],
+        "q": t.region.q,
+        "gate": t.region.gate,
+        "c_plus": t.region.c_plus,
+        "c_minus": t.region.c_minus,
+        "eps_low_t": t.region.low,
+        "eps_high_t": t.region.high,
+        "gate_rate": metrics["sat/gate_rate"],
+        "newly_clipped": t.newly_clipped,
+        "newly_clipped_frac": metrics["sat/newly_clipped_fraction"],
+    }
+
+
+def _is_sat(made: obj.PolicyLoss) -> bool:
+    return hasattr(made.radii, "enabled")
+
+
+def _recipe(name: str) -> Callable[[dict, dict], dict]:
+    return lambda inputs, params: _clipped_loss(_objective(name, params), _evidence(inputs))
+
+
+def _sat_grpo_turn(inputs: dict, params: dict) -> dict:
+    evidence = _evidence(inputs)
+    pooled = obj.terms(_objective("sat_grpo", params), evidence)
+    active, mismatch = pooled.evidence.mask, jnp.abs(pooled.log_ratio)
+    turns = jnp.asarray(inputs["turn_ids"], int)
+    per_turn = quantile.turn_quantiles(
+        mismatch, active, turns, int(turns.max()) + 1, params["level"], params.get("min_turn_tokens", 1)
+    )
+    per_token = jnp.where(active, per_turn[turns], 0)
+    seen = np.unique(np.asarray(turns)[np.asarray(active)])
+    return {
+        **_clipped_loss(_objective("sat_grpo", {**params, "q": per_token}), evidence),
+        "q": pooled.region.q,
+        "q_per_turn": {str(k): per_turn[k] for k in seen},
+        "q_per_token": per_token,
+    }
+
+
+def _agg_weights(inputs: dict, params: dict) -> dict:
+    mask = _floats(inputs["mask"])
+    clean, _ = ev.sanitise(_evidence({"logp": mask, "mask": inputs["mask"]}), ())
+    return {"weights": obj.Reduce(**params).weights(clean)}
+
+
+def _hill_kernel(inputs: dict, params: dict) -> dict:
+    return {"psi": kernel.hill(_floats(inputs["u"]), _floats(inputs["q"]), params["exponent"])}
+
+
+def _lower_quantile(inputs: dict, params: dict) -> dict:
+    values = _floats(inputs["values"])
+    return {"q": quantile.lower_quantile(values, jnp.ones(values.shape, bool), params["level"])}
+
+
+def _group_advantage(inputs: dict, params: dict) -> dict:
+    names, groups = np.unique(inputs["group_ids"], return_inverse=True)
+    return {"adv": obj.group_normalised(_floats(inputs["rewards"]), jnp.asarray(groups, int), len(names), **params)}
+
+
+def _kl_penalty(inputs: dict, params: dict) -> dict:
+    evidence, reduce = _evidence(inputs), obj.Reduce(params["agg"])
+    kind, limits = params["kind"], (params["log_ratio_max"], params["value_clamp"])
+    plain = obj.kl_regulariser(evidence, 1.0, kind, reduce, *limits)
+    loss = _loss(lambda e: obj.kl_regulariser(e, params["coef"], kind, reduce, *limits), evidence)
+    return {**loss, "kl": plain.per_token}
+
+
+def _grpo_total(inputs: dict, params: dict) -> dict:
+    evidence = _evidence(inputs)
+    made = _objective(params["objective"], {"agg": params["agg"], **params["obj_params"]})
+    kl_coef, kl_kind = params["kl_coef"], params["kl_kind"]
+    policy = obj.policy_loss(made, evidence)
+    kl = obj.kl_regulariser(evidence, kl_coef, kl_kind, made.reduce)
+    clean, _ = ev.sanitise(evidence, ("logp", "entropy"))
+    return {
+        **_loss(lambda e: obj.total_loss(made, e, kl_coef, kl_kind, params["ent_coef"]), evidence),
+        "pg_loss": obj.normalise(policy.loss_sum, policy.count),
+        "kl_loss": obj.normalise(kl.loss_sum, kl.count),
+        "entropy": obj.normalise(*made.reduce(clean.entropy, clean)),
+    }
+
+
+def _diagnostics(inputs: dict, params: dict) -> dict:
+    evidence = _evidence(inputs)
+    limits = (params["dev_low"], params["dev_high"], params["low_prob"], params["log_ratio_max"])
+    clean, n_nonfinite = ev.sanitise(evidence, ("logp", "logp_mu"))
+    got = obj.finalise(obj.staleness(evidence, *limits))
+    names = {
+        "mean_abs_d": "abs_d_mean",
+        "mean_d": "d_mean",
+        "var_d": "var_d",
+        "max_abs_d": "abs_d_max",
+        "k1": "k1",
+        "k2": "k2",
+        "k3": "k3",
+        "is_dev_frac": "is_deviation",
+        "mean_abs_r_minus_1": "abs_r_minus_1",
+        "sampled_tv_mean": "sampled_tv",
+        "low_prob_frac": "low_probability",
+    }
+    counts = {"n_active": jnp.sum(clean.mask), "n_nonfinite": n_nonfinite}
+    return {**{k: got[f"staleness/{v}"] for k, v in names.items()}, **counts}
+
+
+def _log_ratio_split(inputs: dict, params: dict) -> dict:
+    got = obj.finalise(obj.staleness_split(_evidence(inputs)))
+    names = {"mean_abs_policy": "abs_policy_mean", "mean_abs_impl": "abs_impl_mean"}
+    same = ("var_policy", "var_impl", "cov", "var_total")
+    return {k: got[f"staleness/{names.get(k, k)}"] for k in (*same, *names)}
+
+
+EVALUATORS: dict[str, Callable[[dict, dict], dict]] = {
+    "ppo_clip": _recipe("ppo"),
+    "gspo": _recipe("gspo"),
+    "sat_grpo": _recipe("sat_grpo"),
+    "sat_gspo": _recipe("sat_gspo"),
+    "sat_grpo_turn": _sat_grpo_turn,
+    "agg_weights": _agg_weights,
+    "hill_kernel": _hill_kernel,
+    "lower_quantile": _lower_quantile,
+    "group_advantage": _group_advantage,
+    "kl_penalty": _kl_penalty,
+    "grpo_total": _grpo_total,
+    "diagnostics": _diagnostics,
+    "log_ratio_split": _log_ratio_split,
+}
