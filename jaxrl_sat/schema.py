@@ -21,12 +21,12 @@ from jaxrl_sat.types import InputError
 class Range:
     """Numbers from `low` (itself left out if `above`) to `high` (itself left out if `below`)."""
 
-    low: float = -math.inf
-    high: float = math.inf
+    low: int | float = -math.inf
+    high: int | float = math.inf
     above: bool = False
     below: bool = False
 
-    def holds(self, value: float) -> bool:
+    def holds(self, value: int | float) -> bool:
         """Whether `value` lies inside."""
         over = value > self.low if self.above else value >= self.low
         return over and (value < self.high if self.below else value <= self.high)
