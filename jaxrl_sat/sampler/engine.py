@@ -136,7 +136,7 @@ class RolloutEngine(jetstream.Engine):
         tokens, lengths = shard((tokens, lengths))
         cache, expert_ids = model.prefill(decode_params, self.config, tokens, lengths)
         compact = self.layout.compact(expert_ids)
-        return Prefix(cache=shard(cache), tokens=tokens, lengths=lengths, expert_ids=compact, version=version)
+        return Prefix(cache=shard((cache.k, cache.v)), tokens=tokens, lengths=lengths, expert_ids=compact, version=version)
 
     def get_prefix_destination_sharding(self) -> Any:
         """Where a prefix from another engine has to lie: whole on every device, whatever its bucket."""
@@ -204,18 +204,17 @@ class RolloutEngine(jetstream.Engine):
 
     def _generate_program(self, decode_params: Any, version: Any, state: DecodeState) -> tuple[DecodeState, Any]:
         self.compilations["generate"] += 1
-        logits, cache, expert_ids = model.decode(
-            decode_params, self.config, state.cache, state.tokens, state.positions
-        )
+        cache = model.Cache(*state.cache)
+        logits, cache, expert_ids = model.decode(decode_params, self.config, cache, state.tokens, state.positions)
         drawn = draw(logits, state.seeds, state.positions, state.temperature, self.layout.topk)
         lengths = state.lengths + state.active
-        stopped = jnp.isin(drawn.tokens, jnp.asarray(self.sampling.stop_ids, jnp.int32))
+        stopped = jnp.any(drawn.tokens[:, None] == jnp.asarray(self.sampling.stop_ids, jnp.int32), axis=-1)
         full = lengths >= self.sampling.max_response_tokens
         finish = jnp.where(state.active, jnp.where(stopped, STOP, jnp.where(full, LENGTH, GOING)), GOING)
         going = state.active & (finish == GOING)
         data = self.layout.pack(drawn, state.active, lengths, finish, version, expert_ids)
         advanced = state.replace(
-            cache=cache,
+            cache=(cache.k, cache.v),
             tokens=jnp.where(going, drawn.tokens, state.tokens),
             positions=state.positions + going,
             lengths=lengths,

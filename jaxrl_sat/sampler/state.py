@@ -21,7 +21,7 @@ Rules = Mapping[str, Any]
 class Prefix:
     """Prompts that have been read, B at a time. Rows past the prompts given are padding of length 1."""
 
-    cache: Any  # Cache of length P
+    cache: Any  # keys and values of each layer, as in `Cache`, of length P
     tokens: Any  # int32 [B, P]
     lengths: Any  # int32 [B]
     expert_ids: Any  # uint8 or uint16 [B, P, M * k]
@@ -32,7 +32,7 @@ class Prefix:
 class DecodeState:
     """S responses in the making. An inactive slot is computed with the others, and its results are marked invalid."""
 
-    cache: Any  # Cache of length max_prompt + max_response
+    cache: Any  # keys and values of each layer, of length longest bucket + max_response
     tokens: Any  # int32 [S], to be fed next
     positions: Any  # int32 [S], where
     seeds: Any  # uint32 [S]
@@ -44,8 +44,9 @@ class DecodeState:
 def empty_state(config: ModelConfig, slots: int, length: int, cache_dtype: Any) -> DecodeState:
     """A decode state with no slot in use."""
     zeros = jnp.zeros(slots, jnp.int32)
+    cache = model.init_cache(config, slots, length, cache_dtype)
     return DecodeState(
-        cache=model.init_cache(config, slots, length, cache_dtype),
+        cache=(cache.k, cache.v),
         tokens=zeros,
         positions=zeros,
         seeds=jnp.zeros(slots, jnp.uint32),
@@ -82,7 +83,7 @@ def param_shardings(config: ModelConfig, mesh: Mesh, rules: Rules) -> Any:
 def slot_shardings(tree: Any, mesh: Mesh, rules: Rules) -> Any:
     """Where the arrays of a decode state or prefix lie: first axis by slot, cache heads by head, the rest whole."""
 
-    def place(array: jax.ShapeDtypeStruct) -> NamedSharding:
+    def place(array: Any) -> NamedSharding:
         axes: tuple[str | None, ...] = ("slots",) + (None,) * (array.ndim - 1) if array.ndim else ()
         if array.ndim == 4:
             axes = ("slots", None, "kv_heads", None)

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 
 from jaxrl_sat import model
 from jaxrl_sat.sampler import RolloutEngine
-from jaxrl_sat.types import Prompt, Request, SamplingParams
+from jaxrl_sat.types import Prompt, Request, Rollout, SamplingParams
 
 CONFIG = model.ModelConfig(
     vocab_size=23,
@@ -35,7 +35,34 @@ STOP = 2
 
 @functools.cache
 def params(seed: int = 0) -> Any:
-    return jax.jit(functools.partial(model.init_params, CONFIG, dtype="float32"))(jax.random.key(seed))
+    """Normal weights, wide enough for uneven routing and likely stops; NumPy, as compiling an init takes longer."""
+    rng = np.random.default_rng(seed)
+
+    def make(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        norm = "norm" in path[-1].key
+        return (norm + rng.normal(size=leaf.shape) * 0.3).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(make, model.abstract_params(CONFIG))
+
+
+@functools.cache
+def _forward() -> Any:
+    return jax.jit(lambda p, tokens, segments: model.logits(p, CONFIG, tokens, segment_ids=segments))
+
+
+def recompute(weights: Any, rollouts: list[Rollout], length: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """What a training-mode forward over prompt + response says: log-probs [N, length, V] in float64 of the word after
+    each position, and routing [M, N, length, k]."""
+    tokens = np.zeros((24, length), np.int32)  # always as many rows: one program
+    segments = np.zeros_like(tokens)
+    for row, rollout in enumerate(rollouts):
+        sequence = np.concatenate([rollout.request.prompt.tokens, rollout.tokens])
+        tokens[row, : len(sequence)] = sequence
+        segments[row, : len(sequence)] = 1
+    out = _forward()(weights, tokens, segments)
+    logits = np.asarray(out.logits, np.float64)
+    top = logits.max(-1, keepdims=True)
+    return logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True)), np.asarray(out.routing.expert_ids)
 
 
 def mesh(*shape: int, axes: tuple[str, ...] = ("data",)) -> Mesh:
