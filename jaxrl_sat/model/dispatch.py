@@ -1,11 +1,23 @@
-"""Dropless expert computation by sorted dispatch and grouped matmuls."""
+"""Dropless expert computation: sort rows by expert, then one grouped matmul a weight, chosen by platform.
+
+The three formulations compute the same two products, and each runs on every platform:
+
+    row_blocks     CPU: loops over the experts and over blocks of their rows
+    padded_blocks  GPU: groups padded to whole blocks, one batched matmul with the weights of each block
+    ragged         TPU: `jax.lax.ragged_dot` (elsewhere XLA lowers it to a dense product with every expert)
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_sat.model.ops import einsum
+from jaxrl_sat.model.ops import einsum, precision
 
 
 def experts(
@@ -17,6 +29,161 @@ def experts(
     down: Float[Array, "E F D"],
 ) -> Float[Array, "N D"]:
     """y[n] = sum_j weights[n, j] * down_e(silu(gate_e(x[n])) * up_e(x[n])), e = expert_ids[n, j]."""
-    hidden = jax.nn.silu(einsum("nd,edf->nef", x, gate)) * einsum("nd,edf->nef", x, up)
-    chosen = jax.nn.one_hot(expert_ids, gate.shape[0], dtype=x.dtype)
-    return einsum("nef,efd,nke,nk->nd", hidden, down, chosen, weights)
+    tokens, chosen = expert_ids.shape
+    flat = expert_ids.reshape(-1)
+    order = jnp.argsort(flat)
+    inverse = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
+    sizes = jnp.sum(flat[:, None] == jnp.arange(gate.shape[0]), axis=0, dtype=jnp.int32)
+
+    rows = _permute(jnp.repeat(x, chosen, axis=0), order)
+    hidden = jax.nn.silu(grouped_matmul(rows, gate, sizes)) * grouped_matmul(rows, up, sizes)
+    out = _permute(grouped_matmul(hidden, down, sizes), inverse)
+    return einsum("nkd,nk->nd", out.reshape(tokens, chosen, -1), weights)
+
+
+def _permute(rows: Array, order: Array) -> Array:
+    # Unique indices make the gradient a plain permutation: no atomics, the same bits every time.
+    return rows.at[order].get(unique_indices=True, mode="promise_in_bounds")
+
+
+# ------------------------------------------------------------------------------------------- grouped matmul
+
+
+@jax.custom_vjp
+def grouped_matmul(
+    rows: Float[Array, "R A"], weights: Float[Array, "E A B"], sizes: Int[Array, " E"]
+) -> Float[Array, "R B"]:
+    """rows[r] @ weights[e(r)], where the first sizes[0] rows belong to expert 0, the next sizes[1] to expert 1, ..."""
+    return jax.lax.platform_dependent(
+        rows, weights, sizes, cpu=row_blocks.matmul, tpu=ragged.matmul, default=padded_blocks.matmul
+    )
+
+
+def _forward(rows: Array, weights: Array, sizes: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+    return grouped_matmul(rows, weights, sizes), (rows, weights, sizes)
+
+
+def _backward(saved: tuple[Array, Array, Array], cotangent: Array) -> tuple[Array, Array, None]:
+    rows, weights, sizes = saved
+    d_weights = jax.lax.platform_dependent(
+        rows, cotangent, sizes, cpu=row_blocks.outer, tpu=ragged.outer, default=padded_blocks.outer
+    )
+    return grouped_matmul(cotangent, jnp.swapaxes(weights, 1, 2), sizes), d_weights, None
+
+
+grouped_matmul.defvjp(_forward, _backward)
+
+
+class Grouped(NamedTuple):
+    """One formulation: `matmul` as above, and its gradient in the weights.
+
+    `outer`: (rows [R, A], rows [R, B], sizes [E]) -> [E, A, B], the sum of outer products over each expert's rows.
+    """
+
+    matmul: Callable[[Array, Array, Array], Array]
+    outer: Callable[[Array, Array, Array], Array]
+
+
+# ------------------------------------------------------------------------------------------------ row blocks
+
+
+def _block_rows(rows: int, groups: int) -> int:
+    """A power of two near the rows an expert gets, so that blocks are mostly full: 16 to 128."""
+    return min(128, max(16, 1 << (max(rows // groups, 1) - 1).bit_length()))
+
+
+def _row_blocks_matmul(rows: Array, weights: Array, sizes: Array) -> Array:
+    """Blocks run over the end of their group into the next one's rows, which are written again right after."""
+    block = _block_rows(rows.shape[0], weights.shape[0])
+    padded = jnp.pad(rows, ((0, block), (0, 0)))
+    starts = jnp.cumsum(sizes) - sizes
+
+    def group(expert: Array, out: Array) -> Array:
+        weight = weights[expert]
+
+        def step(index: Array, out: Array) -> Array:
+            first = starts[expert] + index * block
+            product = einsum("ra,ab->rb", jax.lax.dynamic_slice_in_dim(padded, first, block), weight)
+            return jax.lax.dynamic_update_slice_in_dim(out, product, first, 0)
+
+        return jax.lax.fori_loop(0, -(-sizes[expert] // block), step, out)
+
+    out = jnp.zeros((rows.shape[0] + block, weights.shape[2]), rows.dtype)
+    return jax.lax.fori_loop(0, weights.shape[0], group, out)[: rows.shape[0]]
+
+
+def _row_blocks_outer(left: Array, right: Array, sizes: Array) -> Array:
+    """Here what runs over the end is masked, since it would be added."""
+    block = _block_rows(left.shape[0], sizes.shape[0])
+    left_padded, right_padded = (jnp.pad(x, ((0, block), (0, 0))) for x in (left, right))
+    starts = jnp.cumsum(sizes) - sizes
+
+    def group(expert: Array, out: Array) -> Array:
+        def step(index: Array, total: Array) -> Array:
+            first = starts[expert] + index * block
+            own = (index * block + jnp.arange(block) < sizes[expert])[:, None]
+            ours = jnp.where(own, jax.lax.dynamic_slice_in_dim(right_padded, first, block), 0)
+            theirs = jax.lax.dynamic_slice_in_dim(left_padded, first, block)
+            return total + einsum("ra,rb->ab", theirs, ours, out=jnp.float32)
+
+        total = jnp.zeros(out.shape[1:], jnp.float32)
+        total = jax.lax.fori_loop(0, -(-sizes[expert] // block), step, total)
+        return jax.lax.dynamic_update_index_in_dim(out, total.astype(out.dtype), expert, 0)
+
+    out = jnp.zeros((sizes.shape[0], left.shape[1], right.shape[1]), left.dtype)
+    return jax.lax.fori_loop(0, sizes.shape[0], group, out)
+
+
+# --------------------------------------------------------------------------------------------- padded blocks
+
+
+class _Layout(NamedTuple):
+    source: Int[Array, "blocks block"]  # row that stands in each place of the padded layout
+    filled: Array  # bool [blocks, block]: whether one does
+    expert: Int[Array, " blocks"]
+    place: Int[Array, " R"]  # where each row stands, counted over all blocks
+
+
+def _layout(count: int, sizes: Array) -> _Layout:
+    groups = sizes.shape[0]
+    block = _block_rows(count, groups)
+    blocks = -(-sizes // block)
+    limit = count // block + groups
+    starts, block_starts = jnp.cumsum(sizes) - sizes, jnp.cumsum(blocks) - blocks
+    expert = jnp.clip(jnp.searchsorted(jnp.cumsum(blocks), jnp.arange(limit), side="right"), 0, groups - 1)
+    within = (jnp.arange(limit) - block_starts[expert])[:, None] * block + jnp.arange(block)
+    filled = within < sizes[expert][:, None]
+    owner = jnp.clip(jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(count), side="right"), 0, groups - 1)
+    place = block_starts[owner] * block + jnp.arange(count) - starts[owner]
+    return _Layout(jnp.where(filled, starts[expert][:, None] + within, 0), filled, expert, place)
+
+
+def _padded_blocks_matmul(rows: Array, weights: Array, sizes: Array) -> Array:
+    layout = _layout(rows.shape[0], sizes)
+    out = einsum("nra,nab->nrb", rows[layout.source], weights[layout.expert])
+    return out.reshape(-1, weights.shape[2])[layout.place]
+
+
+def _padded_blocks_outer(left: Array, right: Array, sizes: Array) -> Array:
+    layout = _layout(left.shape[0], sizes)
+    right = jnp.where(layout.filled[..., None], right[layout.source], 0)
+    products = einsum("nra,nrb->nab", left[layout.source], right, out=jnp.float32)
+    return jax.ops.segment_sum(products, layout.expert, sizes.shape[0], indices_are_sorted=True).astype(left.dtype)
+
+
+# ---------------------------------------------------------------------------------------------------- ragged
+
+
+def _ragged_matmul(rows: Array, weights: Array, sizes: Array) -> Array:
+    return jax.lax.ragged_dot(rows, weights, sizes, precision=precision(rows.dtype))
+
+
+def _ragged_outer(left: Array, right: Array, sizes: Array) -> Array:
+    weights = jax.ShapeDtypeStruct((sizes.shape[0], left.shape[1], right.shape[1]), left.dtype)
+    (product,) = jax.linear_transpose(functools.partial(_ragged_matmul, left, sizes=sizes), weights)(right)
+    return product
+
+
+row_blocks = Grouped(_row_blocks_matmul, _row_blocks_outer)
+padded_blocks = Grouped(_padded_blocks_matmul, _padded_blocks_outer)
+ragged = Grouped(_ragged_matmul, _ragged_outer)

@@ -9,10 +9,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
+def precision(dtype: Any) -> jax.lax.Precision | None:
+    """float32 products stay float32 on every backend (TPU and GPU would otherwise shorten them)."""
+    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+
+
 def einsum(spec: str, *operands: Array, out: Any = None) -> Array:
-    """`jnp.einsum` that keeps float32 products in float32 on every backend; `out` is the dtype accumulated in."""
-    precision = jax.lax.Precision.HIGHEST if operands[0].dtype == jnp.float32 else None
-    return jnp.einsum(spec, *operands, precision=precision, preferred_element_type=out)
+    """`jnp.einsum` in the precision of its first operand; `out` is the dtype of the result and accumulation."""
+    return jnp.einsum(spec, *operands, precision=precision(operands[0].dtype), preferred_element_type=out)
 
 
 def rms_norm(x: Float[Array, "*b D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*b D"]:
