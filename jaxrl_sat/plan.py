@@ -237,8 +237,10 @@ def _memory(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any
     trainer, sampler = config.mesh.trainer, config.mesh.sampler
     # A prompt takes a bucket in the cache: the next power of two, from 16.
     length = max(16, 1 << (config.data.max_prompt_tokens - 1).bit_length()) + config.sampler.max_response_tokens
-    cache = jax.tree.leaves(
-        jax.eval_shape(lambda: model.init_cache(model_config, config.sampler.slots, length, config.sampler.cache_dtype))
+    cache = jax.eval_shape(
+        lambda: jax.tree.leaves(
+            model.init_cache(model_config, config.sampler.slots, length, config.sampler.cache_dtype)
+        )
     )
     cache_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in cache)
     state = 4 * copy + reference + versions * copy

@@ -1,0 +1,186 @@
+"""Every rule of the config is met by the presets and told to who breaks it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from ml_collections import ConfigDict
+
+from jaxrl_sat import config as config_lib
+from jaxrl_sat import schema
+from jaxrl_sat.config import RunConfig, from_config_dict
+from jaxrl_sat.objectives.recipes import RECIPES
+from jaxrl_sat.types import InputError
+from tests.run_configs import CONFIGS, flagship
+
+
+def changed(values: dict[str, Any], name: str = "sat_grpo") -> RunConfig:
+    config = flagship(name=name)
+    for key, value in values.items():
+        group, _, last = key.rpartition(".")
+        holder = config
+        for part in filter(None, group.split(".")):
+            holder = holder[part]
+        with holder.ignore_type(), holder.unlocked():
+            holder[last] = value
+    return from_config_dict(config)
+
+
+def refused(values: dict[str, Any], name: str = "sat_grpo") -> str:
+    with pytest.raises(InputError) as caught:
+        changed(values, name)
+    message = str(caught.value)
+    assert "\n" not in message and "allowed:" in message
+    return message
+
+
+@pytest.mark.parametrize("file", sorted(path.stem for path in CONFIGS.glob("*.py")))
+def test_every_config_file_has_the_cpu_preset_and_its_own_recipe(file: str) -> None:
+    run = from_config_dict(flagship(name=file))
+    assert run.recipe == file
+    exact = {"quantile": 0.9} if file.startswith("sat") else {}
+    assert config_lib.make_objective(run) == RECIPES[file](**exact)
+
+
+@pytest.mark.parametrize("preset", ["gpu", "tpu"])
+def test_accelerator_presets_ask_for_model_and_data(preset: str) -> None:
+    with pytest.raises(InputError, match=r"model\.path and data\.path: not given") as caught:
+        from_config_dict(flagship(preset))
+    assert "--config.model.path=DIR" in str(caught.value) and "--config.data.path=DIR" in str(caught.value)
+
+
+def test_accelerator_presets_ask_for_the_one_that_lacks() -> None:
+    config = flagship("gpu")
+    config.model.path = "somewhere"
+    with pytest.raises(InputError, match=r"^data\.path: not given"):
+        from_config_dict(config)
+
+
+def test_tpu_preset_has_the_papers_settings() -> None:
+    config = flagship("tpu")
+    config.model.path, config.data.path = "m", "d"
+    run = from_config_dict(config)
+    assert (run.data.prompts_per_update, run.sampler.group_size, run.sampler.max_response_tokens) == (256, 16, 32768)
+    assert (run.optimizer.learning_rate, run.optimizer.b1, run.optimizer.b2) == (1e-6, 0.9, 0.98)
+    assert (run.loss.kl_coef, run.loss.kl_kind, run.loss.entropy_coef) == (1e-3, "low_var_kl", 0.0)
+    assert run.sampler.temperature == 0.95
+    assert dataclasses.astuple(run.objective)[:7] == (0.2, 0.2, "token-mean", "behaviour", 0.9, 2.0, 0.0)
+
+
+def test_resolved_config_is_plain_and_holds_the_recipes_own_values() -> None:
+    resolved = json.loads(json.dumps(config_lib.to_dict(changed({"objective.eps_high": 0.28}))))
+    assert resolved["objective"] == {
+        "eps_low": 0.2,
+        "eps_high": 0.28,
+        "aggregation": "token-mean",
+        "denominator": "behaviour",
+        "quantile": 0.9,
+        "exponent": 2.0,
+        "q_floor": 0.0,
+    }
+    again = from_config_dict(ConfigDict(resolved))
+    assert config_lib.to_dict(again) == resolved
+
+
+def test_parameters_reach_the_objective() -> None:
+    run = changed({"objective.quantile": 0.75, "objective.exponent": 3.0})
+    assert config_lib.make_objective(run) == RECIPES["sat_grpo"](quantile=0.75, exponent=3.0)
+
+
+def test_misspelt_key_names_the_closest() -> None:
+    config = flagship()
+    with config.sampler.unlocked():
+        config.sampler.temprature = 1.0
+    with pytest.raises(InputError, match=r"sampler\.temprature: no such key; did you mean sampler\.temperature\?"):
+        from_config_dict(config)
+
+
+@pytest.mark.parametrize("key", ["seed", "optimizer", "optimizer.b2", "mesh.sampler.tensor"])
+def test_missing_key(key: str) -> None:
+    config = flagship()
+    group, _, last = key.rpartition(".")
+    holder = config
+    for part in filter(None, group.split(".")):
+        holder = holder[part]
+    with holder.unlocked():
+        del holder[last]
+    with pytest.raises(InputError, match=f"^{key}: missing; allowed: "):
+        from_config_dict(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("seed", -1, "a whole number, 0 or more"),
+        ("seed", 2**32, "at most 4.29497e+09"),
+        ("updates", 0, "1 or more"),
+        ("updates", 1.5, "a whole number"),
+        ("updates", True, "a whole number"),
+        ("updates", None, "a whole number"),
+        ("recipe", "sat", "gspo, ppo, sat_grpo"),
+        ("model.dtype", "float16", "float32, bfloat16"),
+        ("sampler.group_size", 1, "2 or more"),
+        ("sampler.temperature", 0.0, "above 0"),
+        ("sampler.topk", 0, "1 or more"),
+        ("pipeline.mode", "async", "sync, fixed, interval"),
+        ("pipeline.lag", 0, "1 or more"),
+        ("objective.eps_low", 1.5, "0 or more, at most 1"),
+        ("objective.quantile", 0.0, "above 0, at most 1"),
+        ("objective.aggregation", "mean", "token-mean"),
+        ("loss.kl_kind", "k4", "k1, k2, k3, low_var_kl"),
+        ("loss.std_normalize", 1, "true or false"),
+        ("optimizer.learning_rate", float("nan"), "above 0"),
+        ("optimizer.learning_rate", float("inf"), "above 0"),
+        ("optimizer.b1", 1.0, "below 1"),
+        ("mesh.trainer.fsdp", 0, "1 or more"),
+        ("eval.temperature", -0.5, "0 or more"),
+        ("checkpoint.keep", 0, "1 or more"),
+        ("log.tensorboard", "yes", "true or false"),
+        ("data", 3, "a group of keys"),
+    ],
+)
+def test_impossible_value(key: str, value: Any, allowed: str) -> None:
+    message = refused({key: value})
+    assert message.startswith(f"{key}: {value!r}") or key == "pipeline.lag"
+    assert allowed in message
+
+
+def test_whole_numbers_do_for_numbers() -> None:
+    assert changed({"loss.kl_coef": 1}).loss.kl_coef == 1.0
+
+
+def test_parameter_that_the_recipe_does_not_take() -> None:
+    message = refused({"objective.quantile": 0.9}, "gspo")
+    assert message.startswith("objective.quantile: 0.9, but recipe 'gspo' takes no quantile; allowed: eps_low")
+
+
+def test_rules_between_keys() -> None:
+    assert refused({"learner.row_tokens": 39}).startswith("learner.row_tokens: 39; allowed: 40 or more")
+    assert "a multiple of 3" in refused({"mesh.trainer.fsdp": 3})
+    assert "a multiple of 3" in refused({"mesh.sampler.data": 3})
+    assert refused({"pipeline.mode": "sync"}).startswith("pipeline.lag: 1 with pipeline.mode 'sync'")
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("updates", "7", 7),
+        ("loss.kl_coef", "1e-4", 1e-4),
+        ("log.tensorboard", "False", False),
+        ("learner.remat", "true", True),
+        ("objective.quantile", ".95", 0.95),
+        ("objective.denominator", "recomputed", "recomputed"),
+        ("model.path", "a=b", "a=b"),
+    ],
+)
+def test_text_to_value(key: str, text: str, value: Any) -> None:
+    assert schema.parse_text(RunConfig, key, text) == value
+
+
+@pytest.mark.parametrize(("key", "text"), [("updates", "1e3"), ("loss.kl_coef", "x"), ("learner.replay", "on")])
+def test_text_that_is_no_value(key: str, text: str) -> None:
+    with pytest.raises(InputError, match=f"^{key}: {text!r}; allowed: "):
+        schema.parse_text(RunConfig, key, text)

@@ -1,0 +1,89 @@
+"""Which devices train, which sample, and how arrays are cut over them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec
+
+from jaxrl_sat import mesh, model
+from jaxrl_sat.config import RunConfig, from_config_dict
+from jaxrl_sat.types import InputError
+from tests.run_configs import TINY, flagship
+
+
+def run(**trainer: int) -> RunConfig:
+    config = flagship()
+    config.mesh.trainer.update(trainer)
+    return from_config_dict(config)
+
+
+def test_the_first_devices_train_and_the_next_sample() -> None:
+    meshes = mesh.make_meshes(run(fsdp=2), jax.devices())
+    assert not meshes.colocated
+    assert [device.id for device in meshes.trainer.devices.flat] == [0, 1]
+    assert [device.id for device in meshes.sampler.devices.flat] == [2]
+    assert dict(meshes.trainer.shape) == {"data": 1, "fsdp": 2, "expert": 1, "tensor": 1}
+    assert dict(meshes.sampler.shape) == {"data": 1, "expert": 1, "tensor": 1}
+
+
+def test_one_device_does_both_in_turns() -> None:
+    meshes = mesh.make_meshes(run(), jax.devices()[:1])
+    assert meshes.colocated
+    assert meshes.trainer.devices.flat[0] is meshes.sampler.devices.flat[0]
+
+
+@pytest.mark.parametrize(("sizes", "found"), [({"fsdp": 4}, 4), ({"fsdp": 2}, 1), ({"data": 2, "tensor": 2}, 2)])
+def test_too_few_devices(sizes: dict[str, int], found: int) -> None:
+    with pytest.raises(InputError, match=f"{found} found; allowed: {sum([*_product(sizes), 1])} or more devices"):
+        mesh.make_meshes(run(**sizes), jax.devices()[:found])
+
+
+def _product(sizes: dict[str, int]) -> list[int]:
+    total = 1
+    for size in sizes.values():
+        total *= size
+    return [total]
+
+
+def test_spec_uses_a_mesh_axis_once() -> None:
+    assert mesh.spec(("layers", "embed", "heads", "head_dim"), mesh.TRAINER_RULES) == PartitionSpec(
+        None, "fsdp", "tensor", None
+    )
+    assert mesh.spec(("mlp", "vocab", None), mesh.TRAINER_RULES) == PartitionSpec("tensor", None, None)
+    assert mesh.spec(("rows", None), mesh.TRAINER_RULES) == PartitionSpec(("data", "fsdp"), None)
+
+
+@pytest.mark.parametrize("rules", [mesh.TRAINER_RULES, mesh.SAMPLER_RULES])
+def test_the_tables_know_every_axis_of_the_model(rules: mesh.Rules) -> None:
+    axes = jax.tree.leaves(model.param_axes(model.ModelConfig.from_hf(TINY)))
+    assert {"embed", "vocab", "heads", "kv_heads", "experts"} <= set(axes) <= set(rules)
+
+
+def test_parameters_lie_as_the_table_says() -> None:
+    config = model.ModelConfig.from_hf(TINY)
+    meshes = mesh.make_meshes(run(fsdp=2), jax.devices())
+    params = model.init_params(config, jax.random.key(0))
+    shardings = mesh.shardings(model.param_axes(config), mesh.TRAINER_RULES, meshes.trainer)
+    placed = jax.device_put(params, shardings)
+    embedding = placed["embedding"]
+    assert embedding.sharding.spec == PartitionSpec("tensor", "fsdp")
+    assert embedding.addressable_shards[0].data.shape == (32, 8)
+    assert jnp.array_equal(embedding, params["embedding"])
+
+
+def test_shardings_keep_the_shape_of_the_tree() -> None:
+    meshes = mesh.make_meshes(run(), jax.devices())
+    tree = {"runs": ({"w": ("embed", None)}, {"w": ("vocab",)}), "scalar": ()}
+    found = mesh.shardings(tree, mesh.SAMPLER_RULES, meshes.sampler)
+    assert found["runs"][0]["w"].spec == PartitionSpec(None, None)
+    assert found["runs"][1]["w"].spec == PartitionSpec("tensor")
+    assert found["scalar"].spec == PartitionSpec()
+
+
+def test_an_axis_that_does_not_divide_is_named() -> None:
+    config = model.ModelConfig.from_hf(TINY)
+    mesh.check_fits(run(tensor=2), config)
+    with pytest.raises(InputError, match=r"^mesh\.trainer\.tensor: 4; allowed: a divisor of 2, the model's kv_heads"):
+        mesh.check_fits(run(tensor=4), config)

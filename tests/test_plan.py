@@ -1,0 +1,95 @@
+"""The figures of the dry run against counts made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jaxrl_sat import model, plan
+from jaxrl_sat.config import from_config_dict
+from jaxrl_sat.types import InputError
+from tests.run_configs import data_folder, model_folder, small
+
+
+def planned(folder: Path, **changes: Any) -> dict[str, Any]:
+    config = small(model_folder(folder))
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
+    run = from_config_dict(config)
+    return plan.plan(run, plan.read_model_config(run))
+
+
+def test_model(tmp_path: Path) -> None:
+    facts = planned(tmp_path)["model"]
+    config = plan.read_model_config(from_config_dict(small(tmp_path)))
+    made = model.init_params(config, jax.random.key(0), "float32")
+    assert facts["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(made))
+    assert facts["bytes"] == sum(leaf.nbytes for leaf in jax.tree.leaves(made))
+    assert planned(tmp_path, model__dtype="bfloat16")["model"]["bytes"] == facts["bytes"] / 2
+
+
+def test_rollouts(tmp_path: Path) -> None:
+    facts = planned(tmp_path)["rollouts"]
+    assert facts["responses an update"] == 16 * 16
+    assert facts["new tokens an update at most"] == 256 * 16
+    # token, log-prob and version; 20 ids and log-probs; 2 layers of 2 expert ids in a byte each
+    assert facts["record bytes a token"] == 12 + 20 * 8 + 4
+    assert planned(tmp_path, sampler__topk=500)["rollouts"]["log-probs recorded a token"] == 32
+
+
+def test_learner(tmp_path: Path) -> None:
+    facts = planned(tmp_path)["learner"]
+    assert facts["rows an update at most"] == 256  # 40 tokens each: one a row of 64
+    assert facts["microbatches an update at most"] == 64
+    assert facts["advantage of the only right answer of a group"] == 3.75  # (1 - 1/16) / (1/4)
+    centred = planned(tmp_path, loss__std_normalize=False)["learner"]
+    assert centred["advantage of the only right answer of a group"] == 0.9375
+
+
+def test_lag(tmp_path: Path) -> None:
+    facts = planned(tmp_path, pipeline__lag=3, updates=9)["lag"]
+    assert facts["version that samples each of the first updates"] == "0 0 0 0 3 3 3 6 6"
+    assert facts["realised lag of the first updates"] == "0 1 2 3 1 2 3 1 2"
+    assert facts["handoffs to the sampler"] == 3
+
+
+def test_steps(tmp_path: Path) -> None:
+    facts = planned(tmp_path, updates=20, eval__every=8, checkpoint__every=0, log__rollouts_every=0)["steps"]
+    assert facts["evaluations"] == "0, 8, 16, 20"
+    assert facts["checkpoints"] == "20"
+    assert facts["readable rollouts"] == "never"
+
+
+def test_memory(tmp_path: Path) -> None:
+    facts = planned(tmp_path)
+    copy = facts["model"]["bytes"]
+    assert facts["memory"]["reference policy"] == copy
+    assert planned(tmp_path, loss__kl_coef=0.0)["memory"]["reference policy"] == 0
+    # 2 layers x keys and values x 8 slots x (32 prompt bucket + 16) x 2 heads x 8 x 4 bytes
+    assert facts["memory"]["sampler's cache"] == 2 * 2 * 8 * 48 * 2 * 8 * 4
+
+
+def test_data_set_by_its_folder(tmp_path: Path) -> None:
+    data = data_folder(tmp_path / "gsm", train=3200, test=5)
+    facts = planned(tmp_path / "m", data__path=str(data))
+    assert facts["data"]["epochs"] == 2.0  # 400 updates x 16 prompts over 3200
+    assert facts["evaluation"] == {
+        "metric": "eval/gsm/avg_at_8",
+        "problems": 5,
+        "responses": 40,
+        "drawn": "at temperature 1",
+    }
+
+
+def test_missing_data_set(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"data\.path: '/no/where' holds no data set; allowed: "):
+        planned(tmp_path, data__path="/no/where")
+
+
+def test_broken_config_json(tmp_path: Path) -> None:
+    config = from_config_dict(small(model_folder(tmp_path)))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InputError, match=r"model\.path: .* has no readable config\.json"):
+        plan.read_model_config(config)
