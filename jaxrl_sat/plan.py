@@ -73,15 +73,25 @@ def meshes(config: RunConfig) -> dict[str, Any]:
 
 def plan(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
     """What the run will do, in figures that follow from the config and are not in it."""
+    parameters = jax.tree.leaves(model.abstract_params(model_config, config.model.dtype))
+    copy = sum(math.prod(array.shape) * array.dtype.itemsize for array in parameters)
     return {
-        "model": _model(config, model_config),
+        "model": {
+            "type": model_config.to_hf()["model_type"],
+            "layers": model_config.num_hidden_layers,
+            "layers with experts": model_config.num_sparse_layers,
+            "parameters": sum(math.prod(array.shape) for array in parameters),
+            "bytes": copy,
+            "longest sequence": config.data.max_prompt_tokens + config.sampler.max_response_tokens,
+            "positions it knows": model_config.max_position_embeddings,
+        },
         "data": _data(config),
         "rollouts": _rollouts(config, model_config),
         "learner": _learner(config, model_config),
         "lag": _lag(config),
         "evaluation": _evaluation(config),
         "steps": _steps(config),
-        "memory": _memory(config, model_config),
+        "memory": _memory(config, model_config, copy),
         "seeds": _seeds(config),
     }
 
@@ -89,26 +99,6 @@ def plan(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
 def due(every: int, updates: int) -> list[int]:
     """The updates after which something done every `every` updates (0: never), and after the last, is done."""
     return sorted({*range(every, updates + 1, every), updates}) if every else []
-
-
-def _model(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
-    shapes = jax.tree.leaves(model.abstract_params(model_config, config.model.dtype))
-    parameters = sum(math.prod(shape.shape) for shape in shapes)
-    longest = config.data.max_prompt_tokens + config.sampler.max_response_tokens
-    return {
-        "type": model_config.to_hf()["model_type"],
-        "layers": model_config.num_hidden_layers,
-        "layers with experts": model_config.num_sparse_layers,
-        "parameters": parameters,
-        "bytes": _param_bytes(config, model_config),
-        "longest sequence": longest,
-        "positions it knows": model_config.max_position_embeddings,
-    }
-
-
-def _param_bytes(config: RunConfig, model_config: model.ModelConfig) -> int:
-    shapes = jax.tree.leaves(model.abstract_params(model_config, config.model.dtype))
-    return sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in shapes)
 
 
 def _data(config: RunConfig) -> dict[str, Any]:
@@ -182,7 +172,10 @@ def _lag(config: RunConfig) -> dict[str, Any]:
     schedule = (config.pipeline.mode, config.pipeline.lag)
     versions = [lag.behaviour_version(*schedule, update) for update in range(config.updates)]
     realised = [update - version for update, version in enumerate(versions)]
+    n = config.pipeline.lag
+    rules = {"sync": "j", "fixed": f"max(0, j - {n})", "interval": f"{n} floor(max(0, j - 1) / {n})"}
     return {
+        "version that samples update j": rules[config.pipeline.mode],
         "version that samples each of the first updates": " ".join(map(str, versions[:SHOWN])),
         "realised lag of the first updates": " ".join(map(str, realised[:SHOWN])),
         "realised lag, mean": round(sum(realised) / len(realised), 3),
@@ -230,8 +223,8 @@ def _short(steps: list[int]) -> str:
     return f"{steps[0]}, {steps[1]}, {steps[2]}, ... {steps[-1]} ({len(steps)} in all)"
 
 
-def _memory(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
-    copy = _param_bytes(config, model_config)
+def _memory(config: RunConfig, model_config: model.ModelConfig, copy: int) -> dict[str, Any]:
+    """`copy`: bytes of the parameters once."""
     versions = _versions_in_flight(config)
     reference = copy if config.loss.kl_coef else 0
     trainer, sampler = config.mesh.trainer, config.mesh.sampler

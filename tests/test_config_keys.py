@@ -1,0 +1,164 @@
+"""No key is decoration: a change of any one alters the plan of the dry run or the lowered train or generate step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from ml_collections import ConfigDict
+
+from jaxrl_sat import mesh, model, optim, plan, schema, train
+from jaxrl_sat.config import RunConfig, from_config_dict
+from jaxrl_sat.types import Batch, RouterTrace, TrainState
+from tests.run_configs import data_folder, model_folder, small
+
+OTHER: dict[str, Any] = {
+    "seed": 1,
+    "updates": 300,
+    "recipe": "grpo",
+    "model.path": "a model with another vocabulary",
+    "model.dtype": "bfloat16",
+    "data.path": "another data set",
+    "data.prompts_per_update": 8,
+    "data.max_prompt_tokens": 33,
+    "sampler.group_size": 8,
+    "sampler.temperature": 0.9,
+    "sampler.max_response_tokens": 12,
+    "sampler.topk": 10,
+    "sampler.slots": 4,
+    "sampler.cache_dtype": "bfloat16",
+    "pipeline.mode": "fixed",
+    "pipeline.lag": 2,
+    "objective.eps_low": 0.1,
+    "objective.eps_high": 0.3,
+    "objective.aggregation": "seq-mean-token-mean",
+    "objective.denominator": "recomputed",
+    "objective.quantile": 0.8,
+    "objective.exponent": 3.0,
+    "objective.q_floor": 0.01,
+    "objective.grad_mode": "token",
+    "loss.kl_coef": 0.01,
+    "loss.kl_kind": "k2",
+    "loss.entropy_coef": 0.01,
+    "loss.std_normalize": False,
+    "optimizer.learning_rate": 1e-3,
+    "optimizer.b1": 0.8,
+    "optimizer.b2": 0.9,
+    "optimizer.eps": 1e-6,
+    "optimizer.max_grad_norm": 2.0,
+    "learner.row_tokens": 96,
+    "learner.microbatch_rows": 2,
+    "learner.replay": False,
+    "learner.remat": True,
+    "mesh.trainer.data": 2,
+    "mesh.trainer.fsdp": 2,
+    "mesh.trainer.expert": 2,
+    "mesh.trainer.tensor": 2,
+    "mesh.sampler.data": 2,
+    "mesh.sampler.expert": 2,
+    "mesh.sampler.tensor": 2,
+    "eval.every": 40,
+    "eval.samples": 4,
+    "eval.problems": 100,
+    "eval.temperature": 0.0,
+    "checkpoint.every": 40,
+    "checkpoint.keep": 3,
+    "log.rollouts_every": 40,
+    "log.rollouts": 8,
+    "log.tensorboard": False,
+}
+"""A value for each key that is not the flagship's."""
+
+STARTING_FROM = {
+    "objective.grad_mode": {"recipe": "sat_gspo"},  # the flagship's recipe has no such parameter
+    "pipeline.mode": {"pipeline.lag": 2},  # at lag 1 fixed and interval are one schedule
+}
+"""What else than the flagship a key is changed in."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("keys")
+    model_folder(root / "model", num_hidden_layers=1)
+    model_folder(root / "other_model", num_hidden_layers=1, vocab_size=48)
+    data_folder(root / "other_data")
+    return root
+
+
+def configured(folders: Path, changes: dict[str, Any]) -> RunConfig:
+    config: ConfigDict = small(folders / "model")
+    config.update_from_flattened_dict(changes)
+    return from_config_dict(config)
+
+
+def planned(config: RunConfig) -> dict[str, Any]:
+    """The plan without what merely repeats the config."""
+    model_config = plan.read_model_config(config)
+    figures = plan.plan(config, model_config)
+    del figures["learner"]["objective"], figures["lag"]["version that samples update j"]
+    meshes = plan.meshes(config)
+    return figures | {"devices": [meshes["devices wanted"], meshes["trainer"]["devices"], meshes["sampler"]["devices"]]}
+
+
+def lowered(config: RunConfig) -> str:
+    """The train step as it goes to the compiler."""
+    model_config = plan.read_model_config(config)
+    learner = train.make_learner(config, model_config, mesh.make_meshes(config, jax.devices()))
+    params = model.abstract_params(model_config, config.model.dtype)
+    scalar = jax.ShapeDtypeStruct((), jnp.int32)
+    optimizer = optim.make_optimizer(**dataclasses.asdict(config.optimizer))
+    state = TrainState(params=params, opt_state=jax.eval_shape(optimizer.init, params), step=scalar, skipped=scalar)
+    return learner.lower(state, abstract_batch(config, model_config)).as_text()
+
+
+def abstract_batch(config: RunConfig, model_config: model.ModelConfig) -> Batch:
+    shape = (config.learner.microbatch_rows, config.learner.row_tokens)
+    array = functools.partial(jax.ShapeDtypeStruct, shape)
+    experts = (model_config.num_sparse_layers, *shape, model_config.num_experts_per_tok)
+    return Batch(
+        tokens=array(jnp.int32),
+        positions=array(jnp.int32),
+        segment_ids=array(jnp.int32),
+        mask=array(jnp.bool_),
+        behaviour_logp=array(jnp.float32),
+        advantages=array(jnp.float32),
+        versions=array(jnp.int32),
+        routing=RouterTrace(expert_ids=jax.ShapeDtypeStruct(experts, jnp.uint8), valid=array(jnp.bool_)),
+    )
+
+
+class Before:
+    """Plan and step of a starting point, each worked out once."""
+
+    def __init__(self, config: RunConfig):
+        self.config = config
+        self.plan = planned(config)
+
+    @functools.cached_property
+    def step(self) -> str:
+        return lowered(self.config)
+
+
+@pytest.fixture(scope="module")
+def starting_points(folders: Path) -> dict[str, Before]:
+    points = {key: Before(configured(folders, changes)) for key, changes in STARTING_FROM.items()}
+    return points | {"": Before(configured(folders, {}))}
+
+
+def test_the_walk_knows_every_key() -> None:
+    assert sorted(OTHER) == sorted(key for key, _ in schema.flat_keys(RunConfig))
+
+
+@pytest.mark.parametrize("key", OTHER)
+def test_key_changes_the_run(folders: Path, starting_points: dict[str, Before], key: str) -> None:
+    before = starting_points.get(key, starting_points[""])
+    paths = {"model.path": str(folders / "other_model"), "data.path": str(folders / "other_data")}
+    after = configured(folders, STARTING_FROM.get(key, {}) | {key: paths.get(key, OTHER[key])})
+    assert before.config != after
+    if before.plan == planned(after):
+        assert lowered(after) != before.step, f"{key} is read by nothing"
