@@ -18,7 +18,8 @@ import jaxrl_sat
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "jaxrl_sat"
-SOURCES = sorted(path for room in ("jaxrl_sat", "configs", "benchmarks", "tests") for path in (ROOT / room).rglob("*.py"))
+FOLDERS = ("jaxrl_sat", "configs", "benchmarks", "tests")
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 TOP = {"train", "aot", "plan", "main"}
 """Files that put a run together, and so may know both the sampler and the learner."""
@@ -138,7 +139,8 @@ IMPORT_EVERYTHING = """
 import importlib, sys
 for name in sys.argv[1:]:
     importlib.import_module(name)
-loaded = [name for name in ("tensorflow", "tensorflow_text", "tf_keras", "torch", "transformers") if name in sys.modules]
+unwanted = ("tensorflow", "tensorflow_text", "tf_keras", "torch", "transformers")
+loaded = [name for name in unwanted if name in sys.modules]
 assert not loaded, loaded
 """
 
