@@ -5,7 +5,8 @@ TensorFlow nor a device.
 """
 
 from jaxrl_sat.sampler.engine import RolloutEngine
+from jaxrl_sat.sampler.thread import RolloutBatch, SamplerThread
 from jaxrl_sat.sampler.weights import WeightHolder, Weights
 from jaxrl_sat.sampler.worker import Stopped, generate
 
-__all__ = ["RolloutEngine", "Stopped", "WeightHolder", "Weights", "generate"]
+__all__ = ["RolloutBatch", "RolloutEngine", "SamplerThread", "Stopped", "WeightHolder", "Weights", "generate"]

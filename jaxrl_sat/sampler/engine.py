@@ -1,7 +1,7 @@
 """The policy as a JetStream engine that records what off-policy training needs of every token.
 
-`prefill` reads prompts, `insert` puts them into slots of the decode state, `generate` feeds one token a slot and samples
-the next. Prefill stops before the last prompt token has a successor: the first `generate` feeds that token again and
+`prefill` reads prompts, `insert` puts them into slots of the decode state, `generate` feeds one token a slot and
+samples the next. Prefill stops before the last prompt token has a successor: the first `generate` feeds that token again and
 samples from it like from any other. So sampling, log-probs and routing come from one program, and all samples of a
 prompt share one prefill.
 
@@ -12,6 +12,7 @@ been seen, and a row's arithmetic does not depend on what else is in the batch.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
@@ -101,9 +102,7 @@ class RolloutEngine(jetstream.Engine):
         """Prompts of a bucket that one prefill reads."""
         return max(1, PREFILL_TOKENS // bucket)
 
-    def prefill(
-        self, *, params: Any, existing_prefix: Any = None, padded_tokens: Any, true_length: int
-    ) -> Prefix:
+    def prefill(self, *, params: Any, existing_prefix: Any = None, padded_tokens: Any, true_length: int) -> Prefix:
         """Read one prompt: the first `true_length` of `padded_tokens`, after the text of `existing_prefix` if given.
 
         An existing prefix is read again with what follows it, in the bucket of the whole. `InputError` if that is
@@ -136,7 +135,9 @@ class RolloutEngine(jetstream.Engine):
         tokens, lengths = shard((tokens, lengths))
         cache, expert_ids = model.prefill(decode_params, self.config, tokens, lengths)
         compact = self.layout.compact(expert_ids)
-        return Prefix(cache=shard((cache.k, cache.v)), tokens=tokens, lengths=lengths, expert_ids=compact, version=version)
+        return Prefix(
+            cache=shard((cache.k, cache.v)), tokens=tokens, lengths=lengths, expert_ids=compact, version=version
+        )
 
     def get_prefix_destination_sharding(self) -> Any:
         """Where a prefix from another engine has to lie: whole on every device, whatever its bucket."""
@@ -213,7 +214,8 @@ class RolloutEngine(jetstream.Engine):
         finish = jnp.where(state.active, jnp.where(stopped, STOP, jnp.where(full, LENGTH, GOING)), GOING)
         going = state.active & (finish == GOING)
         data = self.layout.pack(drawn, state.active, lengths, finish, version, expert_ids)
-        advanced = state.replace(
+        advanced = dataclasses.replace(
+            state,
             cache=(cache.k, cache.v),
             tokens=jnp.where(going, drawn.tokens, state.tokens),
             positions=state.positions + going,
@@ -224,11 +226,11 @@ class RolloutEngine(jetstream.Engine):
 
     # ------------------------------------------------------------------------------------------ properties
 
-    def get_tokenizer(self) -> jetstream.TokenizerParameters:
+    def get_tokenizer(self) -> Any:
         """Where the tokenizer lies."""
         return jetstream.TokenizerParameters(path=self._tokenizer_path, extra_ids=0)
 
-    def build_tokenizer(self, metadata: jetstream.TokenizerParameters) -> jetstream.Tokenizer:
+    def build_tokenizer(self, metadata: Any) -> jetstream.Tokenizer:
         """The tokenizer the engine was given, as JetStream sees one; ids alone where it was given none."""
         eos = self.config.eos_token_id
         first = self.sampling.stop_ids[0] if self.sampling.stop_ids else 0

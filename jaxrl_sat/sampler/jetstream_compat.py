@@ -50,7 +50,7 @@ with _seqio_stand_in():
 Engine = engine_api.Engine
 ResultTokens = engine_api.ResultTokens
 Tokenizer = tokenizer_api.Tokenizer
-TokenizerParameters = tokenizer_pb2.TokenizerParameters
+TokenizerParameters: Any = vars(tokenizer_pb2)["TokenizerParameters"]  # protobuf makes it at run time
 
 LONGEST_BUCKET = 32768
 """JetStream pads prompts to a power of two from 16 to this."""

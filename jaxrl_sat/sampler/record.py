@@ -122,9 +122,7 @@ class RolloutTokens(ResultTokens):
     @classmethod
     def of(cls, data: Array, layout: Layout) -> RolloutTokens:
         """The result whose records are `data` [S, W]."""
-        return cls(
-            data=data, tokens_idx=(0, 1), valid_idx=(1, 2), length_idx=(2, 3), samples_per_slot=1, layout=layout
-        )
+        return cls(data=data, tokens_idx=(0, 1), valid_idx=(1, 2), length_idx=(2, 3), samples_per_slot=1, layout=layout)
 
     def copy_to_host_async(self) -> None:
         """Start the copy that `convert_to_numpy` will wait for."""
@@ -133,7 +131,7 @@ class RolloutTokens(ResultTokens):
 
     def convert_to_numpy(self) -> RolloutTokens:
         """The same result in host memory."""
-        return self.replace(data=np.asarray(self.data))
+        return dataclasses.replace(self, data=np.asarray(self.data))
 
     @property
     def fields(self) -> Fields:

@@ -178,9 +178,7 @@ class _Batch:
             self._next += 1
         for prefilled, (rows, slots, seeds) in inserts.items():
             assert prefilled.prefix is not None and self._state is not None
-            self._state = self._engine.insert_rows(
-                prefilled.prefix, self._state, rows, slots, seeds, self._temperature
-            )
+            self._state = self._engine.insert_rows(prefilled.prefix, self._state, rows, slots, seeds, self._temperature)
             prefilled.used(len(rows))
 
     def record(self, result: RolloutTokens) -> None:

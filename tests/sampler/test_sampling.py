@@ -83,9 +83,7 @@ def test_never_a_word_of_probability_zero(words):
 def test_minus_infinity_is_impossible_and_a_sole_word_certain():
     logits = np.full((3, 9), -np.inf, np.float32)
     logits[[0, 1, 2], [0, 4, 8]] = 1.0
-    drawn = draw(
-        jnp.asarray(logits), jnp.arange(3, dtype=jnp.uint32), jnp.zeros(3, jnp.int32), jnp.ones(3), topk=2
-    )
+    drawn = draw(jnp.asarray(logits), jnp.arange(3, dtype=jnp.uint32), jnp.zeros(3, jnp.int32), jnp.ones(3), topk=2)
     np.testing.assert_array_equal(drawn.tokens, [0, 4, 8])
     np.testing.assert_array_equal(drawn.logp, [0.0, 0.0, 0.0])
 
@@ -117,9 +115,7 @@ def test_top_k_keeps_the_order_of_ties():
 
 def test_temperature_zero_is_the_first_argmax_with_untempered_log_probs():
     logits = np.array([[0.0, 2.0, 2.0, 1.0], [5.0, 4.0, 3.0, 2.0]], np.float32)
-    drawn = draw(
-        jnp.asarray(logits), jnp.arange(2, dtype=jnp.uint32), jnp.zeros(2, jnp.int32), jnp.zeros(2), topk=4
-    )
+    drawn = draw(jnp.asarray(logits), jnp.arange(2, dtype=jnp.uint32), jnp.zeros(2, jnp.int32), jnp.zeros(2), topk=4)
     np.testing.assert_array_equal(drawn.tokens, [1, 0])
     np.testing.assert_allclose(drawn.logp, log_softmax(logits)[[0, 1], [1, 0]], atol=1e-6)
 
