@@ -37,9 +37,13 @@ def flagship(preset: str = "cpu", name: str = "sat_grpo") -> Any:
 
 
 def model_folder(folder: Path, **changes: Any) -> Path:
-    """A checkpoint folder with a config.json and nothing else, which is enough to plan."""
+    """A checkpoint folder with a config.json and nothing else, which is enough to plan; dense with `num_experts` 0."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(TINY | changes))
+    fields = TINY | changes
+    if not fields["num_experts"]:
+        experts = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+        fields = {name: value for name, value in fields.items() if name not in experts} | {"model_type": "qwen3"}
+    (folder / "config.json").write_text(json.dumps(fields))
     return folder
 
 
