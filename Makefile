@@ -14,8 +14,7 @@ UV_VERSION := 0.13.9
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for p in python3.11 python3.13 python3.12 python3 python; do \
 	$$p -c '$(SUPPORTED)' 2>/dev/null && { echo $$p; break; }; done)
-PINS = requirements/$(shell $(PY) -c 'import sys; print("py311" if sys.version_info[:2] == (3, 11) else "py312")').txt
-JAX = $(shell sed -n 's/^jax==//p' $(PINS))
+PINS_OF := import sys; print("requirements/py311.txt" if sys.version_info[:2] == (3, 11) else "requirements/py312.txt")
 EXTRA ?=
 STAMP := $(VENV)/.installed$(addprefix -,$(EXTRA))
 
@@ -45,8 +44,9 @@ $(STAMP): requirements/py311.txt requirements/py312.txt requirements/overrides.t
 	  [ -n "$(PYTHON)" ] || { echo "no Python 3.11, 3.12 or 3.13 found: give one as PYTHON=/path/to/python" >&2; exit 2; }; \
 	  echo "making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
 	@$(PY) -c '$(SUPPORTED)' || { echo "$(VENV) holds a Python that is not 3.11 to 3.13: remove it" >&2; exit 2; }
-	@echo "installing the pinned packages of $(PINS)"
+	@echo "installing the pinned packages of $$($(PY) -c '$(PINS_OF)')"
 	@$(PY) -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@$(UV) --override requirements/overrides.txt -r $(PINS) $(if $(EXTRA),'jax[$(EXTRA)]==$(JAX)')
+	@pins=$$($(PY) -c '$(PINS_OF)'); \
+	  $(UV) --override requirements/overrides.txt -r $$pins $(if $(EXTRA),"jax[$(EXTRA)]==$$(sed -n 's/^jax==//p' $$pins)")
 	@$(UV) --no-deps --no-build-isolation --editable .
 	@touch $@
