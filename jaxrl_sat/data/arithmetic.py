@@ -21,7 +21,7 @@ from jaxtyping import Bool, Int
 
 SPLITS = ("train", "test")
 LEVELS = (1, 2, 3, 4, 5)
-MIX = (0.03, 0.15, 0.35, 0.06, 0.41)
+MIX = (0.04, 0.2, 0.5, 0.06, 0.2)
 """Share of each level in a set. Level 1 is a few hundred problems in all, so it cannot have more."""
 TEST_EIGHTHS = 1
 """How many eighths of the operand pairs are held out."""

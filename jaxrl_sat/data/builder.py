@@ -16,7 +16,7 @@ import tensorflow_datasets as tfds
 from jaxrl_sat.data import arithmetic
 from jaxrl_sat.types import InputError
 
-SIZES = {"train": 20_000, "test": 1_000}
+SIZES = {"train": 14_000, "test": 1_000}
 SEED = 0
 
 

@@ -31,7 +31,7 @@ def _open(path: str, split: str) -> tuple[Any, Path]:
     if len(infos) != 1:
         raise InputError(f"data.path {path} must hold one TFDS data set (a dataset_info.json), found {len(infos)}")
     try:
-        builder = tfds.builder_from_directory(infos[0].parent)
+        builder: Any = tfds.builder_from_directory(infos[0].parent)
     except Exception as error:
         raise InputError(f"data.path {path} is not a readable TFDS data set: {' '.join(str(error).split())}") from error
     fields = set(builder.info.features or ())

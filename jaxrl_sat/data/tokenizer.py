@@ -6,10 +6,11 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsInt
 
 import jinja2
 import jinja2.sandbox
+import numpy as np
 import tokenizers
 
 from jaxrl_sat.types import InputError
@@ -124,7 +125,7 @@ class Tokenizer:
         """Ids of `text` as it stands: nothing is added, special tokens written in it count as such."""
         return self._core.encode(text, add_special_tokens=False).ids
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: Sequence[SupportsInt] | np.ndarray, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; special tokens are left out unless asked for."""
         return self._core.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
