@@ -10,6 +10,8 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Most of the time of these tests is LLVM's; at level 0 it takes a third, and the arrays are too small to miss the rest.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
 
 import jax
 from jaxtyping import install_import_hook
