@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ import numpy as np
 from jaxrl_sat import objectives as obj
 from jaxrl_sat.objectives import evidence as ev
 from jaxrl_sat.objectives import kernel, quantile, ratio
+from jaxrl_sat.objectives.policy_loss import reduce_terms
+from jaxrl_sat.objectives.radii import SatRadii
 from jaxrl_sat.objectives.surrogate import Clip
 from jaxrl_sat.types import InputError
 
@@ -33,45 +36,55 @@ def _floats(values: Any) -> jax.Array:
 
 def _evidence(inputs: dict[str, Any]) -> obj.Evidence:
     logp = _floats(inputs["logp"])
-    given = {k: _floats(inputs[k]) for k in ("logp_old", "logp_ref", "entropy") if k in inputs}
     return obj.make_evidence(
         logp,
         _floats(inputs.get("logp_mu", inputs["logp"])),
         _floats(inputs["adv"]) if "adv" in inputs else jnp.zeros_like(logp),
         jnp.asarray(inputs["mask"], bool),
-        **given,
+        logp_old=_floats(inputs["logp_old"]) if "logp_old" in inputs else None,
+        logp_ref=_floats(inputs["logp_ref"]) if "logp_ref" in inputs else None,
+        entropy=_floats(inputs["entropy"]) if "entropy" in inputs else None,
     )
 
 
 def _objective(name: str, params: dict[str, Any]) -> obj.PolicyLoss:
     """The recipe of that name with a case's parameters; options that recipes leave out go to their slots."""
-    taken = {
-        "eps_low": "eps_low",
-        "eps_high": "eps_high",
-        "agg": "aggregation",
-        "grad_mode": "grad_mode",
-        "level": "quantile",
-        "exponent": "exponent",
-    }
-    made = obj.RECIPES[name](**{taken[k]: v for k, v in params.items() if k in taken})
-    clip = {"log_ratio_max": "log_ratio_max", "clamp_grad": "ceiling_gradient", "dual_clip_c": "dual_clip"}
-    made = dataclasses.replace(made, surrogate=Clip(**{clip[k]: v for k, v in params.items() if k in clip}))
-    reduce = {k: params[k] for k in ("norm", "count_empty") if k in params}
-    made = dataclasses.replace(made, reduce=dataclasses.replace(made.reduce, **reduce))
-    radii = {"enabled": "enabled", "q": "reference", "q_floor": "q_floor"}
-    chosen = {radii[k]: v for k, v in params.items() if k in radii}
-    return dataclasses.replace(made, radii=dataclasses.replace(made.radii, **chosen)) if chosen else made
+    made = obj.RECIPES[name](**_renamed(params, RECIPE))
+    sat = _renamed(params, SAT) if isinstance(made.radii, SatRadii) else {}
+    return obj.PolicyLoss(
+        ratio=made.ratio,
+        radii=dataclasses.replace(cast(SatRadii, made.radii), **sat) if sat else made.radii,
+        surrogate=Clip(**_renamed(params, CLIP)),
+        reduce=dataclasses.replace(made.reduce, **_renamed(params, REDUCE)),
+    )
 
 
-def _loss(loss_out: Callable[[obj.Evidence], obj.LossOut], evidence: obj.Evidence) -> dict[str, Any]:
-    """What every loss reports: value, per-token loss, gradient, keep set, counts."""
+RECIPE = {
+    "eps_low": "eps_low",
+    "eps_high": "eps_high",
+    "agg": "aggregation",
+    "grad_mode": "grad_mode",
+    "level": "quantile",
+    "exponent": "exponent",
+}
+CLIP = {"log_ratio_max": "log_ratio_max", "clamp_grad": "ceiling_gradient", "dual_clip_c": "dual_clip"}
+SAT = {"enabled": "enabled", "q": "reference", "q_floor": "q_floor"}
+REDUCE = {"norm": "norm", "count_empty": "count_empty"}
 
-    def value(logp: jax.Array) -> tuple[jax.Array, obj.LossOut]:
-        out = loss_out(dataclasses.replace(evidence, logp=logp))
-        return obj.normalise(out.loss_sum, out.count), out
 
-    (loss, out), grad = jax.value_and_grad(value, has_aux=True)(evidence.logp)
-    return {
+def _renamed(params: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {names[k]: v for k, v in params.items() if k in names}
+
+
+def _loss(loss_out: Callable[[obj.Evidence], tuple[obj.LossOut, Any]], evidence: obj.Evidence) -> tuple[dict, Any]:
+    """What every loss reports (value, per-token loss, gradient, keep set, counts), and what `loss_out` adds."""
+
+    def value(logp: jax.Array) -> tuple[jax.Array, tuple[obj.LossOut, Any]]:
+        out, more = loss_out(dataclasses.replace(evidence, logp=logp))
+        return obj.normalise(out.loss_sum, out.count), (out, more)
+
+    (loss, (out, more)), grad = jax.value_and_grad(value, has_aux=True)(evidence.logp)
+    common = {
         "loss": loss,
         "per_token_loss": out.per_token,
         "grad": grad,
@@ -80,22 +93,30 @@ def _loss(loss_out: Callable[[obj.Evidence], obj.LossOut], evidence: obj.Evidenc
         "skip": out.n_active == 0,
         "n_nonfinite": out.n_nonfinite,
     }
+    return common, more
 
 
-def _clipped_loss(made: obj.PolicyLoss, evidence: obj.Evidence) -> dict[str, Any]:
-    """The loss and the intermediates by the names that golden cases use."""
-    out = obj.policy_loss(made, evidence)
-    t = obj.terms(made, evidence)
-    at_base = dataclasses.replace(made, radii=dataclasses.replace(made.radii, enabled=False)) if _is_sat(made) else made
-    metrics = obj.finalise(out.metrics)
+@functools.partial(jax.jit, static_argnames="made")
+def _clipped_loss(made: obj.PolicyLoss, evidence: obj.Evidence, q: jax.Array | None = None) -> dict[str, Any]:
+    """The loss and its intermediates by the names that golden cases use; `q` replaces the reference of SAT."""
+    if q is not None:
+        made = dataclasses.replace(made, radii=dataclasses.replace(cast(SatRadii, made.radii), reference=q))
+
+    def loss_and_terms(given: obj.Evidence) -> tuple[obj.LossOut, Any]:
+        t = obj.terms(made, given)
+        out = reduce_terms(made, t)
+        return out, (t, obj.finalise(out.metrics))
+
+    common, (t, metrics) = _loss(loss_and_terms, evidence)
+    clipped, newly = metrics["clip/fraction"], metrics["sat/newly_clipped_fraction"]
     return {
-        **_loss(lambda e: obj.policy_loss(made, e), evidence),
+        **common,
         "d": ratio.TokenRatio()(t.evidence),
         "d_seq": t.log_ratio,
         "rho": ratio.importance(ratio.mean_log_ratio(t.evidence))[:, 0],
         "ratio": t.ratio,
-        "clip_frac": metrics["clip/fraction"],
-        "ppo_clip_frac": obj.finalise(obj.policy_loss(at_base, evidence).metrics)["clip/fraction"],
+        "clip_frac": clipped,
+        "ppo_clip_frac": clipped - newly,
         "q": t.region.q,
         "gate": t.region.gate,
         "c_plus": t.region.c_plus,
@@ -104,12 +125,8 @@ def _clipped_loss(made: obj.PolicyLoss, evidence: obj.Evidence) -> dict[str, Any
         "eps_high_t": t.region.high,
         "gate_rate": metrics["sat/gate_rate"],
         "newly_clipped": t.newly_clipped,
-        "newly_clipped_frac": metrics["sat/newly_clipped_fraction"],
+        "newly_clipped_frac": newly,
     }
-
-
-def _is_sat(made: obj.PolicyLoss) -> bool:
-    return hasattr(made.radii, "enabled")
 
 
 def _recipe(name: str) -> Callable[[dict, dict], dict]:
@@ -117,19 +134,17 @@ def _recipe(name: str) -> Callable[[dict, dict], dict]:
 
 
 def _sat_grpo_turn(inputs: dict, params: dict) -> dict:
-    evidence = _evidence(inputs)
-    pooled = obj.terms(_objective("sat_grpo", params), evidence)
-    active, mismatch = pooled.evidence.mask, jnp.abs(pooled.log_ratio)
+    evidence, made = _evidence(inputs), _objective("sat_grpo", params)
+    clean, _ = ev.sanitise(evidence, made.reads)
+    active, mismatch = clean.mask, jnp.abs(made.ratio(clean))
     turns = jnp.asarray(inputs["turn_ids"], int)
-    per_turn = quantile.turn_quantiles(
-        mismatch, active, turns, int(turns.max()) + 1, params["level"], params.get("min_turn_tokens", 1)
-    )
+    least = params.get("min_turn_tokens", 1)
+    per_turn = quantile.turn_quantiles(mismatch, active, turns, int(turns.max()) + 1, params["level"], least)
     per_token = jnp.where(active, per_turn[turns], 0)
-    seen = np.unique(np.asarray(turns)[np.asarray(active)])
     return {
-        **_clipped_loss(_objective("sat_grpo", {**params, "q": per_token}), evidence),
-        "q": pooled.region.q,
-        "q_per_turn": {str(k): per_turn[k] for k in seen},
+        **_clipped_loss(made, evidence, per_token),
+        "q": quantile.lower_quantile(mismatch, active, params["level"]),
+        "q_per_turn": {str(k): per_turn[k] for k in np.unique(np.asarray(turns)[np.asarray(active)])},
         "q_per_token": per_token,
     }
 
@@ -155,22 +170,32 @@ def _group_advantage(inputs: dict, params: dict) -> dict:
 
 
 def _kl_penalty(inputs: dict, params: dict) -> dict:
-    evidence, reduce = _evidence(inputs), obj.Reduce(params["agg"])
-    kind, limits = params["kind"], (params["log_ratio_max"], params["value_clamp"])
+    limits = (params["log_ratio_max"], params["value_clamp"])
+    return _kl_loss(obj.Reduce(params["agg"]), params["kind"], params["coef"], limits, _evidence(inputs))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _kl_loss(reduce: obj.Reduce, kind: str, coef: float, limits: tuple, evidence: obj.Evidence) -> dict:
     plain = obj.kl_regulariser(evidence, 1.0, kind, reduce, *limits)
-    loss = _loss(lambda e: obj.kl_regulariser(e, params["coef"], kind, reduce, *limits), evidence)
-    return {**loss, "kl": plain.per_token}
+    common, _ = _loss(lambda e: (obj.kl_regulariser(e, coef, kind, reduce, *limits), None), evidence)
+    return {**common, "kl": plain.per_token}
 
 
 def _grpo_total(inputs: dict, params: dict) -> dict:
-    evidence = _evidence(inputs)
     made = _objective(params["objective"], {"agg": params["agg"], **params["obj_params"]})
-    kl_coef, kl_kind = params["kl_coef"], params["kl_kind"]
+    return _total_loss(made, params["kl_coef"], params["kl_kind"], params["ent_coef"], _evidence(inputs))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _total_loss(
+    made: obj.PolicyLoss, kl_coef: float, kl_kind: str, entropy_coef: float, evidence: obj.Evidence
+) -> dict:
+    common, _ = _loss(lambda e: (obj.total_loss(made, e, kl_coef, kl_kind, entropy_coef), None), evidence)
     policy = obj.policy_loss(made, evidence)
     kl = obj.kl_regulariser(evidence, kl_coef, kl_kind, made.reduce)
     clean, _ = ev.sanitise(evidence, ("logp", "entropy"))
     return {
-        **_loss(lambda e: obj.total_loss(made, e, kl_coef, kl_kind, params["ent_coef"]), evidence),
+        **common,
         "pg_loss": obj.normalise(policy.loss_sum, policy.count),
         "kl_loss": obj.normalise(kl.loss_sum, kl.count),
         "entropy": obj.normalise(*made.reduce(clean.entropy, clean)),

@@ -107,7 +107,11 @@ def policy_loss(objective: PolicyLoss, evidence: Evidence) -> LossOut:
     Metrics: clip/fraction, sat/q (a mean over microbatches with an active token), sat/gate_rate,
     sat/newly_clipped_fraction. Without contraction the last three are 0.
     """
-    t = terms(objective, evidence)
+    return reduce_terms(objective, terms(objective, evidence))
+
+
+def reduce_terms(objective: PolicyLoss, t: Terms) -> LossOut:
+    """The loss of intermediates already at hand; see `policy_loss`."""
     active, dtype = t.evidence.mask, t.log_ratio.dtype
     per_token = -(t.surrogate * t.weight)
     loss_sum, count = objective.reduce(per_token, t.evidence)

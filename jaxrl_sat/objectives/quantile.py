@@ -13,7 +13,7 @@ from jaxrl_sat.types import InputError
 
 MAX_DENOMINATOR = 40_000  # its square fits int32, so k below never overflows
 
-Level = Fraction | str | float
+Level = Fraction | str | float | int
 
 
 def parse_level(level: Level) -> Fraction:
@@ -44,23 +44,30 @@ def order_index(count: Int[Array, "*b"], level: Fraction) -> Int[Array, "*b"]:
 def lower_quantile(values: Float[Array, "*shape"], active: Bool[Array, "*shape"], level: Level) -> Float[Array, ""]:
     """q = inf{x >= 0 : F(x) >= level}, F the empirical CDF of `values` (>= 0) over `active`; 0 if none is active.
 
-    The k-th smallest value with k = ceil(level N), never interpolated (NumPy's "inverted_cdf"). Detached. Instead of
-    sorting, the answer's bits are found from the highest down by counting, since the bit patterns of non-negative
-    floats are ordered as the floats are: exact, and across a mesh it moves 32 counts where a sort moves every token.
+    Seed 000 (3.3): the k-th smallest value with k = ceil(level N), never interpolated (NumPy's "inverted_cdf").
+    Detached.
     """
-    values = jax.lax.stop_gradient(values)
+    return kth_smallest(jax.lax.stop_gradient(values), active, order_index(jnp.sum(active), parse_level(level)))
+
+
+@jax.jit
+def kth_smallest(values: Float[Array, "*shape"], active: Bool[Array, "*shape"], k: Int[Array, ""]) -> Float[Array, ""]:
+    """The k-th smallest (k from 1) of the non-negative `values` where `active`; 0 where k is 0.
+
+    Not by sorting: the answer's bits are found from the highest down, by counting the values below a candidate, since
+    the bit patterns of non-negative floats are ordered as the floats are. That is exact, and across a mesh it moves
+    one count a bit where a sort would move every token.
+    """
     bits = 8 * values.dtype.itemsize
     integer = jnp.dtype(f"int{bits}")
     patterns = jax.lax.bitcast_convert_type(jnp.abs(jnp.where(active, values, 0)), integer)
-    count = jnp.sum(active)
-    k = order_index(count, parse_level(level))
 
     def next_bit(i: Int[Array, ""], found: Int[Array, ""]) -> Int[Array, ""]:
         candidate = found | (jnp.ones((), integer) << (bits - 2 - i).astype(integer))
         return jnp.where(jnp.sum(active & (patterns < candidate)) < k, candidate, found)
 
     found = jax.lax.fori_loop(0, bits - 1, next_bit, jnp.zeros((), integer))
-    return jnp.where(count > 0, jax.lax.bitcast_convert_type(found, values.dtype), 0)
+    return jnp.where(k > 0, jax.lax.bitcast_convert_type(found, values.dtype), 0)
 
 
 def turn_quantiles(

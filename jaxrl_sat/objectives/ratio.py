@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +13,16 @@ from jaxrl_sat.objectives.evidence import Evidence
 from jaxrl_sat.objectives.segments import active_lengths, segment_sum, spread
 from jaxrl_sat.types import InputError
 
-Denominator = Literal["behaviour", "recomputed"]
-GradMode = Literal["mean", "token"]
-CeilingGradient = Literal["saturate", "hard"]
+DENOMINATORS = ("behaviour", "recomputed")
+GRAD_MODES = ("mean", "token")
+CEILING_GRADIENTS = ("saturate", "hard")
 
 LOG_RATIO_MAX = 20.0
 BASE = {"behaviour": "logp_mu", "recomputed": "logp_old"}
 
 
-def check_choice(name: str, value: object, kind: object) -> None:
-    """Raise InputError unless `value` is one of the literals of `kind`."""
-    allowed = get_args(kind)
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise InputError unless `value` is one of `allowed`."""
     if value not in allowed:
         raise InputError(f"{name}: {value!r} is not one of {', '.join(map(repr, allowed))}")
 
@@ -42,10 +41,10 @@ class Ratio(Protocol):
 class TokenRatio:
     """d = log pi(y) - log mu(y): seed 000 (3.1). The denominator is mu as recorded, or as recomputed (mu~)."""
 
-    denominator: Denominator = "behaviour"
+    denominator: str = "behaviour"
 
     def __post_init__(self) -> None:
-        check_choice("denominator", self.denominator, Denominator)
+        check_choice("denominator", self.denominator, DENOMINATORS)
 
     @property
     def reads(self) -> frozenset[str]:
@@ -64,12 +63,12 @@ class SequenceRatio:
     the weights are constant inside a response.
     """
 
-    denominator: Denominator = "behaviour"
-    grad_mode: GradMode = "mean"
+    denominator: str = "behaviour"
+    grad_mode: str = "mean"
 
     def __post_init__(self) -> None:
-        check_choice("denominator", self.denominator, Denominator)
-        check_choice("grad_mode", self.grad_mode, GradMode)
+        check_choice("denominator", self.denominator, DENOMINATORS)
+        check_choice("grad_mode", self.grad_mode, GRAD_MODES)
 
     @property
     def reads(self) -> frozenset[str]:
@@ -82,14 +81,14 @@ class SequenceRatio:
         return jnp.where(evidence.mask, log_rho, 0)
 
 
-def mean_log_ratio(evidence: Evidence, denominator: Denominator = "behaviour") -> Float[Array, "N S"]:
+def mean_log_ratio(evidence: Evidence, denominator: str = "behaviour") -> Float[Array, "N S"]:
     """(1/T_b) sum_t d_{b,t} of each response (clean evidence); 0, so rho = 1, where a response has no active token."""
     total = segment_sum(TokenRatio(denominator)(evidence), evidence)
     return total / jnp.maximum(active_lengths(evidence), 1)
 
 
 def importance(
-    log_ratio: Float[Array, "*shape"], maximum: float = LOG_RATIO_MAX, gradient: CeilingGradient = "saturate"
+    log_ratio: Float[Array, "*shape"], maximum: float = LOG_RATIO_MAX, gradient: str = "saturate"
 ) -> Float[Array, "*shape"]:
     """r = exp(min(log r, maximum)): finite for every finite log r (SPEC 1, overflow rule).
 

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from jaxrl_sat.objectives.policy_loss import PolicyLoss
 from jaxrl_sat.objectives.quantile import Level
 from jaxrl_sat.objectives.radii import ConstantRadii, SatRadii
-from jaxrl_sat.objectives.ratio import Denominator, GradMode, SequenceRatio, TokenRatio
-from jaxrl_sat.objectives.reduce import Aggregation, Reduce
+from jaxrl_sat.objectives.ratio import SequenceRatio, TokenRatio
+from jaxrl_sat.objectives.reduce import Reduce
 from jaxrl_sat.objectives.surrogate import Clip
 
 
 def ppo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
-    aggregation: Aggregation = "token-mean",
-    denominator: Denominator = "behaviour",
+    aggregation: str = "token-mean",
+    denominator: str = "behaviour",
 ) -> PolicyLoss:
     """PPO's clipped surrogate on token ratios: seed 000 S^PPO (3.2), seed 001 Eq. 2-3."""
     return PolicyLoss(TokenRatio(denominator), ConstantRadii(eps_low, eps_high), Clip(), Reduce(aggregation))
@@ -25,8 +25,8 @@ def ppo(
 def grpo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
-    aggregation: Aggregation = "token-mean",
-    denominator: Denominator = "behaviour",
+    aggregation: str = "token-mean",
+    denominator: str = "behaviour",
 ) -> PolicyLoss:
     """GRPO: PPO's loss; what makes it GRPO is the group-normalised advantage (`advantages`). Seed 000 3.3."""
     return ppo(eps_low, eps_high, aggregation, denominator)
@@ -35,9 +35,9 @@ def grpo(
 def gspo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
-    aggregation: Aggregation = "seq-mean-token-mean",
-    denominator: Denominator = "behaviour",
-    grad_mode: GradMode = "mean",
+    aggregation: str = "seq-mean-token-mean",
+    denominator: str = "behaviour",
+    grad_mode: str = "mean",
 ) -> PolicyLoss:
     """GSPO: the clip on the length-normalised sequence ratio. Seed 000 Part 4, S_GSPO."""
     ratio = SequenceRatio(denominator, grad_mode)
@@ -47,8 +47,8 @@ def gspo(
 def sat_grpo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
-    aggregation: Aggregation = "token-mean",
-    denominator: Denominator = "behaviour",
+    aggregation: str = "token-mean",
+    denominator: str = "behaviour",
     quantile: Level = "0.90",
     exponent: float = 2.0,
     q_floor: float = 0.0,
@@ -61,9 +61,9 @@ def sat_grpo(
 def sat_gspo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
-    aggregation: Aggregation = "seq-mean-token-mean",
-    denominator: Denominator = "behaviour",
-    grad_mode: GradMode = "mean",
+    aggregation: str = "seq-mean-token-mean",
+    denominator: str = "behaviour",
+    grad_mode: str = "mean",
     quantile: Level = "0.90",
     exponent: float = 2.0,
     q_floor: float = 0.0,

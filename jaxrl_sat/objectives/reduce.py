@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -13,7 +12,7 @@ from jaxrl_sat.objectives.ratio import check_choice
 from jaxrl_sat.objectives.segments import active_lengths, segment_any, spread
 from jaxrl_sat.types import InputError
 
-Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"]
+AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +30,12 @@ class Reduce:
     `count_empty`: of all responses), L = `norm` (None: the row length T).
     """
 
-    mode: Aggregation = "token-mean"
+    mode: str = "token-mean"
     norm: float | None = None
     count_empty: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("aggregation", self.mode, Aggregation)
+        check_choice("aggregation", self.mode, AGGREGATIONS)
         if self.norm is not None and not self.norm > 0:
             raise InputError(f"norm: {self.norm!r} is not a number above 0")
 

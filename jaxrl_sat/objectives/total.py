@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxrl_sat.objectives.evidence import Evidence, sanitise
-from jaxrl_sat.objectives.kl import KlKind, kl_regulariser
+from jaxrl_sat.objectives.kl import kl_regulariser
 from jaxrl_sat.objectives.metrics import Metrics, combine, mean_over
 from jaxrl_sat.objectives.policy_loss import LossOut, PolicyLoss, policy_loss
 
@@ -17,7 +17,7 @@ def total_loss(
     objective: PolicyLoss,
     evidence: Evidence,
     kl_coef: float = 1e-3,
-    kl_kind: KlKind = "low_var_kl",
+    kl_kind: str = "low_var_kl",
     entropy_coef: float = 0.0,
 ) -> LossOut:
     """total = agg(-S) + kl_coef agg(KL) - entropy_coef agg(H), all by the objective's aggregation: SPEC 16.

@@ -1,0 +1,105 @@
+"""Packed rows equal unpacked ones, and sums of shards and microbatches equal the whole."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_sat.objectives import (
+    RECIPES,
+    Evidence,
+    Reduce,
+    combine,
+    finalise,
+    normalise,
+    policy_loss,
+    staleness,
+    total_loss,
+)
+from tests.objectives.helpers import random_evidence, value_and_grad
+
+MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum")
+
+
+def pack(evidence: Evidence) -> Evidence:
+    """Two responses a row, the second first, with padding between."""
+    rows = evidence.logp.shape[0] // 2
+
+    def side_by_side(x: jax.Array, gap: float) -> jax.Array:
+        return jnp.concatenate([x[rows:], jnp.full((rows, 3), gap, x.dtype), x[:rows]], axis=1)
+
+    packed = jax.tree.map(lambda x: side_by_side(x, 0 if x.dtype == bool else 9), evidence)
+    first = jnp.where(side_by_side(evidence.mask, 0), 1, 0).at[:, : evidence.logp.shape[1]].set(2)
+    first = first.at[:, -evidence.logp.shape[1] :].set(1)
+    return dataclasses.replace(packed, segment_ids=first, num_segments=3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["sat_grpo", "sat_gspo"])
+def test_packed_rows_equal_unpacked_rows(name: str, mode: str) -> None:
+    evidence = random_evidence(0, rows=4, length=6)
+    evidence = dataclasses.replace(evidence, mask=evidence.mask.at[1].set(False))  # one empty response
+    objective = dataclasses.replace(RECIPES[name](), reduce=Reduce(mode, norm=7.0, count_empty=True))
+    loss, grad = value_and_grad(objective, evidence)
+    packed_loss, packed_grad = value_and_grad(objective, pack(evidence))
+    np.testing.assert_allclose(packed_loss, loss, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(packed_grad[:, :6], grad[2:], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(packed_grad[:, -6:], grad[:2], rtol=1e-5, atol=1e-7)
+    assert not np.any(packed_grad[:, 6:-6])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_microbatches_add_up(mode: str) -> None:
+    """Losses, gradients and metrics of two halves, added, are those of the whole (PPO: no quantile)."""
+    whole = random_evidence(1, rows=6, length=7)
+    objective = dataclasses.replace(RECIPES["ppo"](), reduce=Reduce(mode, norm=5.0))
+    parts = [jax.tree.map(lambda x: x[:2], whole), jax.tree.map(lambda x: x[2:], whole)]
+
+    @jax.jit
+    def outcome(e: Evidence):
+        out = total_loss(objective, e, entropy_coef=0.1)
+        return out.loss_sum, out.count, combine(out.metrics, staleness(e))
+
+    (s1, n1, m1), (s2, n2, m2), (s, n, m) = outcome(parts[0]), outcome(parts[1]), outcome(whole)
+    np.testing.assert_allclose(normalise(s1 + s2, n1 + n2), normalise(s, n), rtol=1e-5)
+    got, want = finalise(combine(m1, m2)), finalise(m)
+    assert set(got) == set(want)
+    for name in want:
+        if name != "sat/q":
+            np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    from_zeros = finalise(combine(jax.tree.map(jnp.zeros_like, m), m))
+    for name in want:
+        np.testing.assert_array_equal(from_zeros[name], want[name])
+
+
+def test_sat_q_is_a_mean_over_microbatches_with_tokens() -> None:
+    some, empty = random_evidence(2), random_evidence(3)
+    empty = dataclasses.replace(empty, mask=jnp.zeros_like(empty.mask))
+    a, b = (policy_loss(RECIPES["sat_grpo"](), e).metrics for e in (some, empty))
+    assert finalise(combine(a, b))["sat/q"] == finalise(a)["sat/q"] > 0
+
+
+def test_nothing_active_is_zero() -> None:
+    empty = random_evidence(4)
+    empty = dataclasses.replace(empty, mask=jnp.zeros_like(empty.mask))
+    for name in RECIPES:
+        loss, grad = value_and_grad(RECIPES[name](), empty)
+        assert loss == 0 and not np.any(grad)
+    assert all(v == 0 for v in finalise(total_loss(RECIPES["sat_gspo"](), empty).metrics).values())
+
+
+def test_a_broken_reference_leaves_the_policy_term_alone() -> None:
+    """Each term is a mean over its own active tokens."""
+    evidence = random_evidence(5)
+    broken = dataclasses.replace(evidence, logp_ref=evidence.logp_ref.at[0, 0].set(jnp.nan))
+    ppo = RECIPES["ppo"]()
+    out, policy = total_loss(ppo, broken, kl_coef=0.5, kl_kind="k2"), policy_loss(ppo, broken)
+    x = np.asarray(evidence.logp_ref - evidence.logp)
+    own = np.asarray(evidence.mask).copy()
+    own[0, 0] = False
+    want = float(normalise(policy.loss_sum, policy.count)) + 0.5 * np.mean(x[own] ** 2 / 2)
+    np.testing.assert_allclose(normalise(out.loss_sum, out.count), want, rtol=1e-5)
