@@ -1,9 +1,9 @@
 """The policy as a JetStream engine that records what off-policy training needs of every token.
 
 `prefill` reads prompts, `insert` puts them into slots of the decode state, `generate` feeds one token a slot and
-samples the next. Prefill stops before the last prompt token has a successor: the first `generate` feeds that token again and
-samples from it like from any other. So sampling, log-probs and routing come from one program, and all samples of a
-prompt share one prefill.
+samples the next. Prefill samples nothing: the first `generate` feeds the last prompt token again and samples from it
+like from any other. So sampling, log-probs and routing come from one program, and all samples of a prompt share one
+prefill.
 
 Shapes are fixed (slots; prompt buckets with a fixed number of rows each), so nothing compiles after each bucket has
 been seen, and a row's arithmetic does not depend on what else is in the batch.
@@ -73,6 +73,7 @@ class RolloutEngine(jetstream.Engine):
         self._serial = itertools.count()  # seeds for requests that bring none
         make_state = functools.partial(empty_state, config, slots, self.buckets[-1] + max_response_tokens, cache_dtype)
         self._state_shardings = slot_shardings(jax.eval_shape(make_state), mesh, self._rules)
+        self._param_shardings = param_shardings(config, mesh, self._rules)
         self._init = jax.jit(make_state, out_shardings=self._state_shardings)
         self._load = jax.jit(self._load_program)
         self._prefill = jax.jit(self._prefill_program)
@@ -85,7 +86,7 @@ class RolloutEngine(jetstream.Engine):
 
     def load_params(self, params: Params, version: int = 0) -> Weights:
         """Copy stacked parameters to this engine's mesh, in its layout. The copy never shares memory with `params`."""
-        placed = jax.device_put(params, param_shardings(self.config, self._mesh, self._rules))
+        placed = jax.device_put(params, self._param_shardings)
         return Weights(self._load(placed), version)
 
     def _load_program(self, params: Params) -> Any:

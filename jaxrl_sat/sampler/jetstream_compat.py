@@ -4,6 +4,8 @@
   Two empty classes stand in while JetStream is imported, and are taken away again.
 * `core.orchestrator` sets the root logger to DEBUG and hangs a handler on it: undone.
 * `core.orchestrator.delete_pytree` calls `jax.tree_map`, which newer JAX has not: rebound.
+* `token_utils.pad_tokens` fails on a list, which is what a request that brings ids and history gives it, and the Driver
+  then kills its process: rebound to take one.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ ResultTokens = engine_api.ResultTokens
 Tokenizer = tokenizer_api.Tokenizer
 TokenizerParameters: Any = vars(tokenizer_pb2)["TokenizerParameters"]  # protobuf makes it at run time
 
+_pad_tokens = token_utils.pad_tokens
 LONGEST_BUCKET = 32768
 """JetStream pads prompts to a power of two from 16 to this."""
 
@@ -63,8 +66,13 @@ def delete_pytree(tree: Any) -> None:
             leaf.delete()
 
 
+def pad_tokens(tokens: Any, bos_id: int, pad_id: int, **kwargs: Any) -> tuple[Any, int]:
+    """`token_utils.pad_tokens` for anything that NumPy takes for a vector of ids."""
+    return _pad_tokens(np.asarray(tokens, np.int32), bos_id, pad_id, **kwargs)
+
+
 def orchestrator() -> types.ModuleType:
-    """JetStream's `core.orchestrator`, with its own tree deletion replaced and the root logger left as it was."""
+    """JetStream's `core.orchestrator`, mended, and the root logger left as it was."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     with _seqio_stand_in():
@@ -72,6 +80,7 @@ def orchestrator() -> types.ModuleType:
     root.setLevel(level)
     root.handlers[:] = handlers
     module.delete_pytree = delete_pytree
+    token_utils.pad_tokens = pad_tokens
     return module
 
 
@@ -91,8 +100,7 @@ class IdTokenizer(Tokenizer):
         """Ids of `s`, padded to a JetStream bucket, and their true number. Keywords are those of `pad_tokens`."""
         if self._codec is None:
             raise InputError("text request: the engine was built without a tokenizer, send token ids")
-        tokens = np.asarray(self._codec.encode(s), np.int32)
-        return token_utils.pad_tokens(tokens, self.bos_id, self.pad_id, **kwargs)
+        return pad_tokens(self._codec.encode(s), self.bos_id, self.pad_id, **kwargs)
 
     def decode(self, token_ids: list[int], **kwargs: Any) -> str:
         """Text of `token_ids`; without a codec the ids themselves, separated by spaces."""

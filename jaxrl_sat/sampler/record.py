@@ -1,7 +1,7 @@
 """What one decode step says of each slot, as one int32 array: one copy to the host a step, and no objects a token.
 
 Floats are bit-cast, expert ids packed into words in the smallest integer that fits: 30B-A3B with 20 log-probs takes
-564 bytes a token on the way to the host, of which the batch keeps 556.
+568 bytes a token on the way to the host, of which a rollout keeps 556.
 """
 
 from __future__ import annotations

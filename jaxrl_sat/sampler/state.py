@@ -60,14 +60,18 @@ def sharding(mesh: Mesh, rules: Rules, axes: tuple[str | None, ...], shape: tupl
     """Where an array with these logical axes lies. An axis that its mesh axes do not divide is kept whole, as is one
     whose rule names an axis this mesh has not."""
     spec: list[Any] = []
+    used: set[str] = set()
     for axis, size in zip(axes, shape, strict=True):
         rule = rules.get(axis) if axis is not None else None
         names = (rule,) if isinstance(rule, str) else tuple(rule or ())
-        names = tuple(n for n in names if n in mesh.shape and not any(n in (used or ()) for used in spec))
+        names = tuple(name for name in names if name in mesh.shape and name not in used)
         ways = 1
         for name in names:
             ways *= mesh.shape[name]
-        spec.append(names if ways > 1 and size % ways == 0 else None)
+        if ways == 1 or size % ways:
+            names = ()
+        used.update(names)
+        spec.append(names[0] if len(names) == 1 else names or None)
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
