@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ import tiny_policy as tiny
 from jaxrl_sat.sampler import RolloutEngine, WeightHolder, Weights, generate, jetstream_compat
 from jaxrl_sat.sampler.record import STOP, Fields, Layout, RolloutTokens
 from jaxrl_sat.sampler.sampling import Draw
-from jaxrl_sat.sampler.state import sharding
+from jaxrl_sat.sampler.state import Prefix, sharding
 from jaxrl_sat.types import InputError, SamplingParams
 
 RULES = {
@@ -76,7 +77,7 @@ def test_an_axis_that_cannot_be_cut_stays_whole():
 # ------------------------------------------------------------------------------------------ JetStream's interface
 
 
-def decoded(engine: RolloutEngine, params: object, prefix: object, seed: int, slot: int) -> list[Fields]:
+def decoded(engine: RolloutEngine, params: Any, prefix: Prefix, seed: int, slot: int) -> list[Fields]:
     """A response by JetStream's three calls: the records of each step, until `slot` has finished."""
     state = engine.insert(prefix, engine.init_decode_state(), slot, seed=seed)
     records: list[Fields] = []
@@ -246,7 +247,7 @@ print(json.dumps(same))
 def test_jetstreams_driver_runs_the_engine():
     """In a process of its own, since the Driver kills its process when one of its threads fails."""
     code = DRIVER.format(here=str(Path(__file__).parent))
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir)}
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(jax.config.values["jax_compilation_cache_dir"])}
     out = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
