@@ -1,0 +1,168 @@
+"""The program that makes the embedded model, on a model too small to be of use."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_sat.data import arithmetic
+from jaxrl_sat.data.characters import PAD_ID
+from jaxrl_sat.data.tokenizer import Tokenizer
+from jaxrl_sat.model import init_params, load_hf, logits, param_axes
+from jaxrl_sat.tools import pretrain
+from jaxrl_sat.tools.sampled_accuracy import sample
+from jaxrl_sat.tools.supervised import Batches, example, random_routing, wrong_answer
+from jaxrl_sat.types import InputError
+
+TINY = pretrain.Recipe(steps=12, careless_steps=4, batch=32, hidden_size=16, learning_rate=1e-2)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("model")
+    params = pretrain.train(TINY, out)
+    pretrain.export(TINY, params, out)
+    return out, params
+
+
+def losses(capsys, recipe, out, **changes):
+    pretrain.train(recipe, out, **changes)
+    return [float(line.split("loss ")[1].split()[0]) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_few_steps_lower_the_loss(capsys, tmp_path):
+    first = losses(capsys, TINY, tmp_path, stop_at=1)[-1]
+    later = losses(capsys, TINY, tmp_path, stop_at=12)[-1]
+    assert first > 3.0 > 2.8 > later  # log(24) = 3.18 at random
+
+
+def test_a_stopped_run_ends_at_the_same_weights(trained, tmp_path):
+    pretrain.train(TINY, tmp_path, stop_at=7)
+    resumed = pretrain.train(TINY, tmp_path)
+    for ours, theirs in zip(jax.tree.leaves(resumed), jax.tree.leaves(trained[1]), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_state_of_other_settings_is_refused(tmp_path):
+    pretrain.train(TINY, tmp_path, stop_at=1)
+    with pytest.raises(InputError, match="state of a run with other settings"):
+        pretrain.train(dataclasses.replace(TINY, seed=1), tmp_path)
+    assert pretrain.main(["--out", str(tmp_path)]) == 2
+
+
+def test_the_folder_is_a_checkpoint_like_any_other(trained):
+    out, params = trained
+    config, loaded = load_hf(str(out))
+    assert config == TINY.model()
+    tokens = jnp.asarray([Tokenizer.load(out).encode("<bos><user>12+34<assistant>")])
+    expected = logits(params, TINY.model(), tokens).logits
+    np.testing.assert_allclose(logits(loaded, config, tokens).logits, expected, atol=1e-6)
+
+
+def test_the_shipped_recipe_has_the_size_that_was_asked_for():
+    config = pretrain.Recipe().model()
+    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0), "float32"))
+    assert 1.0e6 <= sum(leaf.size for leaf in jax.tree.leaves(shapes)) <= 2.4e6
+    assert (config.num_sparse_layers, config.num_experts, config.num_experts_per_tok) == (4, 8, 2)
+    assert config.num_key_value_heads < config.num_attention_heads and config.qk_norm
+
+
+def test_examples_are_what_the_tokenizer_and_its_template_make(trained):
+    tokenizer = Tokenizer.load(trained[0])
+    for problem in arithmetic.problems("train", 300, 0):
+        messages = [{"role": "user", "content": problem.prompt}, {"role": "assistant", "content": problem.answer}]
+        tokens, response = example(problem.prompt, problem.answer)
+        whole = tokenizer.encode(tokenizer.render(messages, add_generation_prompt=False))
+        assert tokens[tokens != PAD_ID].tolist() == whole
+        assert tokenizer.decode(tokens[response], skip_special_tokens=False) == problem.answer + "<eos>"
+
+
+def test_batches_hold_problems_of_their_split_and_the_share_of_right_answers(trained):
+    tokenizer = Tokenizer.load(trained[0])
+    batches = Batches("train", 512, seed=0)
+    right = []
+    for tokens, response in zip(*batches(3, right=0.3), strict=True):
+        prompt, answer = (tokenizer.decode(part) for part in (tokens[~response], tokens[response]))
+        operator = next(c for c in prompt if c in arithmetic.OPERATORS)
+        a, b = (int(x) for x in prompt.split(operator))
+        assert not arithmetic.held_out(np.array([a]), np.array([b]))[0]
+        right.append(int(answer) == {"+": a + b, "-": a - b, "*": a * b}[operator])
+    assert 0.27 < np.mean(right) < 0.5  # a slip can be right by chance
+    assert np.array_equal(batches(3, right=0.3)[0], Batches("train", 512, seed=0)(3, right=0.3)[0])
+    assert not np.array_equal(batches(3, right=0.3)[0], batches(4, right=0.3)[0])
+
+
+def test_wrong_answers_are_integers_and_mostly_wrong():
+    rng = np.random.default_rng(0)
+    problems = list(arithmetic.problems("train", 500, 0))
+    answers = [(wrong_answer(problem, rng), problem.answer) for problem in problems]
+    assert all(answer == str(int(answer)) or answer.lstrip("-").isdigit() for answer, _ in answers)
+    assert max(len(answer) for answer, _ in answers) <= 5
+    assert np.mean([answer == right for answer, right in answers]) < 0.2
+
+
+def test_forgotten_carries():
+    class Fixed:
+        def integers(self, *_):
+            return 0
+
+    def careless(prompt, answer):
+        return wrong_answer(arithmetic.Problem(prompt, answer, 3), Fixed())  # pyright: ignore[reportArgumentType]
+
+    assert careless("47+85", "132") == "22"
+    assert careless("52-38", "14") == "24"
+    assert careless("38-52", "-14") == "-24"
+    assert careless("7*36", "252") == "212"
+    assert careless("100+23", "123") == "123"
+
+
+def test_random_routing_names_different_experts_for_its_share_of_tokens():
+    replay = random_routing(TINY.model(), np.random.default_rng(0), (64, 13), 0.25)
+    ids = np.asarray(replay.expert_ids)
+    assert ids.shape == (4, 64, 13, 2)
+    assert (ids[..., 0] != ids[..., 1]).all()
+    assert np.bincount(ids.ravel(), minlength=8).min() > ids.size / 8 * 0.9
+    assert 0.2 < np.asarray(replay.valid).mean() < 0.3
+
+
+def test_muon_takes_matrices_with_their_inputs_first():
+    axes = pretrain.matrix_axes(TINY.model())
+    layers = axes["run0"]
+    assert (layers["attention"]["q"].reduction_axis, layers["attention"]["q"].output_axis) == ((1,), (2, 3))
+    assert (layers["attention"]["o"].reduction_axis, layers["attention"]["o"].output_axis) == ((1, 2), (3,))
+    assert (layers["mlp"]["down"].reduction_axis, layers["mlp"]["down"].output_axis) == ((2,), (3,))
+    assert layers["mlp"]["router"] is None and layers["attention_norm"] is None and axes["embedding"] is None
+    assert jax.tree.structure(param_axes(TINY.model()), is_leaf=lambda x: isinstance(x, tuple)).num_leaves == 14
+
+
+def test_greedy_sampling_takes_the_most_likely_token_of_the_whole_forward_pass(trained):
+    params, config = trained[1], TINY.model()
+    prompts = jnp.asarray([[1, 4, 7, 16, 8, 5], [1, 4, 9, 5, 0, 0]])
+    lengths = jnp.asarray([6, 4])
+    found = sample(params, config, prompts, lengths, jax.random.key(0), jnp.float32(0.0), 3)
+    for row in range(2):
+        tokens = prompts[row, : int(lengths[row])].tolist()
+        for _ in range(3):
+            tokens.append(int(jnp.argmax(logits(params, config, jnp.asarray([tokens])).logits[0, -1])))
+        assert found[row].tolist() == tokens[int(lengths[row]) :]
+
+
+def test_the_command_ends_with_a_model_and_says_how_good_it_is(capsys, tmp_path):
+    given = ["--steps", "2", "--careless-steps", "1", "--batch", "8", "--hidden-size", "16"]
+    assert pretrain.main(["--out", str(tmp_path), *given]) == 0
+    said = capsys.readouterr().out
+    assert "temperature 1: 0." in said and "greedy: 0." in said
+    made = {file.name for file in tmp_path.iterdir()}
+    assert made == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "qwen3_moe"
