@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_sat import objectives as obj
+from jaxrl_sat.model.moe import gates
 from jaxrl_sat.objectives import evidence as ev
 from jaxrl_sat.objectives import kernel, quantile, ratio
 from jaxrl_sat.objectives.policy_loss import reduce_terms
@@ -231,6 +232,35 @@ def _log_ratio_split(inputs: dict, params: dict) -> dict:
     return {k: got[f"staleness/{names.get(k, k)}"] for k in (*same, *names)}
 
 
+def _r3_gate(inputs: dict, params: dict) -> dict:
+    """Replay fixes membership by ids, of which an empty row has none: such a row is not valid, and its gate is 0."""
+    z, member, outputs = (
+        _floats(inputs["z_train"]),
+        jnp.asarray(inputs["infer_mask"], bool),
+        _floats(inputs["expert_out"]),
+    )
+    k, valid = int(member.sum(axis=1).max()), member.any(axis=1)
+    recorded, live = (jax.lax.top_k(scores, k)[1] for scores in (member.astype(z.dtype), z))
+    experts = jnp.arange(z.shape[1])
+
+    def mixture(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        kept = gates(logits, recorded, normalise=True)
+        gate = jnp.sum(jnp.where(recorded[..., None] == experts, kept[..., None], 0), axis=1)
+        gate = jnp.where(valid[:, None], gate, 0)
+        return jnp.einsum("te,ted->td", gate, outputs), gate
+
+    h, vjp, gate = jax.vjp(mixture, z, has_aux=True)
+    picked = jnp.any(live[..., None] == experts, axis=1)
+    same = jnp.sum(picked & member).astype(z.dtype)
+    return {
+        "gate": gate,
+        "h": h,
+        "vjp_z": vjp(_floats(inputs["cot_h"]))[0],
+        "train_topk": picked,
+        "overlap": obj.normalise(same, jnp.sum(member).astype(z.dtype)),
+    }
+
+
 EVALUATORS: dict[str, Callable[[dict, dict], dict]] = {
     "ppo_clip": _recipe("ppo"),
     "gspo": _recipe("gspo"),
@@ -245,4 +275,5 @@ EVALUATORS: dict[str, Callable[[dict, dict], dict]] = {
     "grpo_total": _grpo_total,
     "diagnostics": _diagnostics,
     "log_ratio_split": _log_ratio_split,
+    "r3_gate": _r3_gate,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -11,7 +13,7 @@ from jaxrl_sat.objectives.policy_loss import LossOut
 from jaxrl_sat.objectives.ratio import LOG_RATIO_MAX, check_choice
 from jaxrl_sat.objectives.reduce import Reduce
 
-KL_KINDS = ("k1", "k2", "k3", "low_var_kl")
+KlKind = Literal["k1", "k2", "k3", "low_var_kl"]
 
 VALUE_MAX = 10.0
 
@@ -29,7 +31,7 @@ def kl_estimate(
 
     In the last two x is held at most at `log_ratio_max`; past it, and past `value_max`, the gradient is 0.
     """
-    check_choice("kl_kind", kind, KL_KINDS)
+    check_choice("kl_kind", kind, KlKind)
     x = logp_ref - logp
     everywhere = jnp.ones(x.shape, bool)
     if kind == "k1":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +13,18 @@ from jaxrl_sat.objectives.evidence import Evidence
 from jaxrl_sat.objectives.segments import active_lengths, segment_sum, spread
 from jaxrl_sat.types import InputError
 
-DENOMINATORS = ("behaviour", "recomputed")
-GRAD_MODES = ("mean", "token")
-CEILING_GRADIENTS = ("saturate", "hard")
+# Signatures take these as `str`: a wrong name from a config is refused with an InputError that lists the right ones.
+Denominator = Literal["behaviour", "recomputed"]
+GradMode = Literal["mean", "token"]
+CeilingGradient = Literal["saturate", "hard"]
 
 LOG_RATIO_MAX = 20.0
 BASE = {"behaviour": "logp_mu", "recomputed": "logp_old"}
 
 
-def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raise InputError unless `value` is one of `allowed`."""
+def check_choice(name: str, value: str, kind: object) -> None:
+    """Raise InputError unless `value` is one of the literals of `kind`."""
+    allowed = get_args(kind)
     if value not in allowed:
         raise InputError(f"{name}: {value!r} is not one of {', '.join(map(repr, allowed))}")
 
@@ -44,7 +46,7 @@ class TokenRatio:
     denominator: str = "behaviour"
 
     def __post_init__(self) -> None:
-        check_choice("denominator", self.denominator, DENOMINATORS)
+        check_choice("denominator", self.denominator, Denominator)
 
     @property
     def reads(self) -> frozenset[str]:
@@ -67,8 +69,8 @@ class SequenceRatio:
     grad_mode: str = "mean"
 
     def __post_init__(self) -> None:
-        check_choice("denominator", self.denominator, DENOMINATORS)
-        check_choice("grad_mode", self.grad_mode, GRAD_MODES)
+        check_choice("denominator", self.denominator, Denominator)
+        check_choice("grad_mode", self.grad_mode, GradMode)
 
     @property
     def reads(self) -> frozenset[str]:

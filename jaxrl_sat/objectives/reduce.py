@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -12,7 +13,7 @@ from jaxrl_sat.objectives.ratio import check_choice
 from jaxrl_sat.objectives.segments import active_lengths, segment_any, spread
 from jaxrl_sat.types import InputError
 
-AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum")
+Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Reduce:
     count_empty: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("aggregation", self.mode, AGGREGATIONS)
+        check_choice("aggregation", self.mode, Aggregation)
         if self.norm is not None and not self.norm > 0:
             raise InputError(f"norm: {self.norm!r} is not a number above 0")
 

@@ -11,7 +11,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from jaxrl_sat.objectives.evidence import Evidence
-from jaxrl_sat.objectives.ratio import CEILING_GRADIENTS, LOG_RATIO_MAX, check_choice, importance
+from jaxrl_sat.objectives.ratio import LOG_RATIO_MAX, CeilingGradient, check_choice, importance
 from jaxrl_sat.types import InputError
 
 Radius = Float[Array, ""] | Float[Array, "N T"]
@@ -52,7 +52,7 @@ class Clip:
     dual_clip: float | None = None
 
     def __post_init__(self) -> None:
-        check_choice("ceiling_gradient", self.ceiling_gradient, CEILING_GRADIENTS)
+        check_choice("ceiling_gradient", self.ceiling_gradient, CeilingGradient)
         if self.dual_clip is not None and not self.dual_clip > 1:
             raise InputError(f"dual_clip: {self.dual_clip!r} is not a number above 1")
 
