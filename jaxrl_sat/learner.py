@@ -18,10 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxrl_sat import model, optim
-from jaxrl_sat.objectives import diagnostics
-from jaxrl_sat.objectives.evidence import Evidence
-from jaxrl_sat.objectives.policy_loss import LossOut, PolicyLoss, total_loss
-from jaxrl_sat.types import Batch, Params, RouterTrace, TrainState
+from jaxrl_sat.objectives import Evidence, LossOut, PolicyLoss, combine, finalise, normalise, staleness, total_loss
+from jaxrl_sat.types import Batch, Params, TrainState
 
 ROW_AXES = ("data", "fsdp")
 """Mesh axes that rows are spread over."""
@@ -44,12 +42,16 @@ class StepSettings:
     mesh: Mesh  # rows are spread over its data and fsdp axes
 
 
-def token_evidence(
-    params: Params, batch: Batch, replay: RouterTrace | None, settings: StepSettings
-) -> model.TokenStatistics:
-    """Log-prob and entropy of every token given those before it, float32 [N,T]; position 0 of a row is meaningless."""
+def token_evidence(params: Params, batch: Batch, replay: bool, settings: StepSettings) -> model.TokenStatistics:
+    """Log-prob and entropy of every token given those before it, float32 [N,T]; position 0 of a row is meaningless.
+
+    `replay` routes as the batch records; ids stay in their small integers until here.
+    """
+    routing = None
+    if replay:
+        routing = dataclasses.replace(batch.routing, expert_ids=batch.routing.expert_ids.astype(jnp.int32))
     out = model.forward(
-        params, settings.model, batch.tokens, batch.positions, batch.segment_ids, replay, remat=settings.remat
+        params, settings.model, batch.tokens, batch.positions, batch.segment_ids, routing, remat=settings.remat
     )
     before = jnp.pad(out.hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
     return model.token_statistics(params, settings.model, before, batch.tokens, settings.temperature)
@@ -76,12 +78,11 @@ def microbatch_loss(
     params: Params, ref_params: Params, batch: Batch, logp_old: Float[Array, "N T"], settings: StepSettings
 ) -> tuple[Float[Array, ""], LossOut]:
     """Summed (not averaged) loss of one microbatch, with everything the update reports about it."""
-    replay = batch.routing if settings.replay else None
-    stats = token_evidence(params, batch, replay, settings)
+    stats = token_evidence(params, batch, settings.replay, settings)
     logp_ref = jax.lax.stop_gradient(stats.logp)
     if settings.kl_coef:
         # The reference is a policy of its own, so it routes freely.
-        logp_ref = jax.lax.stop_gradient(token_evidence(ref_params, batch, None, settings).logp)
+        logp_ref = jax.lax.stop_gradient(token_evidence(ref_params, batch, False, settings).logp)
     evidence = Evidence(
         logp=stats.logp,
         logp_mu=batch.behaviour_logp,
@@ -94,13 +95,13 @@ def microbatch_loss(
         num_segments=settings.num_segments,
     )
     out = total_loss(settings.objective, evidence, settings.kl_coef, settings.kl_kind, settings.entropy_coef)
-    return out.loss_sum, out
+    return out.loss_sum, dataclasses.replace(out, metrics=combine(out.metrics, staleness(evidence)))
 
 
 def summed_gradient(
     params: Params, ref_params: Params, batch: Batch, logp_old: Float[Array, "N T"], settings: StepSettings
 ) -> tuple[Params, Any]:
-    """Gradient of the summed loss and the combined (loss sum, count, metrics) over all microbatches.
+    """Gradient of the summed loss and the combined (loss sum, count, active tokens, metrics) over all microbatches.
 
     A microbatch without an active token is padding and is not computed.
     """
@@ -109,20 +110,18 @@ def summed_gradient(
 
     def compute(part: tuple[Batch, Array]) -> tuple[Params, Any]:
         grads, out = gradient(params, ref_params, *part, settings)
-        return grads, (out.loss_sum, out.count, out.metrics)
+        grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)  # bfloat16 would lose small microbatches
+        return grads, (out.loss_sum, out.count, out.n_active, out.metrics)
 
     empty = jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(compute, jax.tree.map(lambda x: x[0], parts))
     )
 
     def accumulate(carry: Any, part: tuple[Batch, Array]) -> tuple[Any, None]:
-        grads, (loss_sum, count, metrics) = jax.lax.cond(
-            part[0].mask.any(), compute, lambda _: empty, part
-        )
-        total_grads, (total_loss_sum, total_count, total_metrics) = carry
-        total_grads = jax.tree.map(jnp.add, total_grads, grads)
-        totals = (total_loss_sum + loss_sum, total_count + count, diagnostics.combine(total_metrics, metrics))
-        return (total_grads, totals), None
+        grads, sums = jax.lax.cond(part[0].mask.any(), compute, lambda _: empty, part)
+        total_grads, totals = carry
+        added = jax.tree.map(jnp.add, (total_grads, totals[:3]), (grads, sums[:3]))
+        return (added[0], (*added[1], combine(totals[3], sums[3]))), None
 
     return jax.lax.scan(accumulate, empty, parts)[0]
 
@@ -140,12 +139,11 @@ def train_step(
     Where the loss or the gradient is not finite, or no token is active, parameters and optimizer stay bitwise as
     they were and `skipped` counts one more: one bad batch must not end a run.
     """
-    grads, (loss_sum, count, metrics) = summed_gradient(state.params, ref_params, batch, logp_old, settings)
-    denominator = jnp.maximum(count, 1.0)
-    grads = jax.tree.map(lambda g: g / denominator.astype(g.dtype), grads)
-    loss, grad_norm = loss_sum / denominator, optax.global_norm(grads)
+    grads, (loss_sum, count, n_active, metrics) = summed_gradient(state.params, ref_params, batch, logp_old, settings)
+    grads = jax.tree.map(lambda g: normalise(g, count), grads)
+    loss, grad_norm = normalise(loss_sum, count), optax.tree.norm(grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    skip = ~(jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (count > 0))
+    skip = ~(jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (n_active > 0))
     keep_old = functools.partial(jnp.where, skip)
     new = TrainState(
         params=jax.tree.map(keep_old, state.params, optax.apply_updates(state.params, updates)),
@@ -154,14 +152,14 @@ def train_step(
         skipped=state.skipped + skip.astype(jnp.int32),
     )
     report = {"train/loss": loss, "train/grad_norm": grad_norm, "train/skipped": new.skipped}
-    return new, report | diagnostics.finalise(metrics)
+    return new, report | finalise(metrics)
 
 
 def recomputed_logp(params: Params, batch: Batch, settings: StepSettings) -> Float[Array, "N T"]:
     """Trainer-side log-probs of the batch at `params`: log mu~ of SPEC 3 when these are the weights that sampled."""
 
     def one(part: Batch) -> Array:
-        return token_evidence(params, part, part.routing if settings.replay else None, settings).logp
+        return token_evidence(params, part, settings.replay, settings).logp
 
     return jax.lax.map(one, microbatches(batch, settings)).reshape(batch.tokens.shape)
 
@@ -176,8 +174,9 @@ class Learner:
         self._replicated = NamedSharding(settings.mesh, PartitionSpec())
 
         def step(params: Params, rest: TrainState, ref_params: Params, batch: Batch, logp_old: Array) -> Any:
-            new, report = train_step(rest.replace(params=params), ref_params, batch, logp_old, settings, optimizer)
-            return new.params, new.replace(params=None), report
+            state = dataclasses.replace(rest, params=params)
+            new, report = train_step(state, ref_params, batch, logp_old, settings, optimizer)
+            return new.params, dataclasses.replace(new, params=None), report
 
         # Parameters are not donated: coming batches are sampled by them, and log-probs recomputed with them.
         self._step = jax.jit(step, donate_argnums=1)
@@ -214,10 +213,11 @@ class Learner:
         self, state: TrainState, ref_params: Params, batch: Batch, logp_old: Float[Array, "N T"]
     ) -> tuple[TrainState, dict[str, Array]]:
         """One update (see `train_step`). The optimizer's state is consumed, the parameters are not."""
-        params, rest, report = self._step(state.params, state.replace(params=None), ref_params, batch, logp_old)
-        return rest.replace(params=params), report
+        rest = dataclasses.replace(state, params=None)
+        params, rest, report = self._step(state.params, rest, ref_params, batch, logp_old)
+        return dataclasses.replace(rest, params=params), report
 
     def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
         """The step lowered for these shapes (arrays or shape structs), without running it."""
-        rest = state.replace(params=None)
+        rest = dataclasses.replace(state, params=None)
         return self._step.lower(state.params, rest, state.params, batch, batch.behaviour_logp)

@@ -24,7 +24,7 @@ def state_shardings(optimizer: optax.GradientTransformation, params: Params, sha
     `params` may be shape structs; `shardings` is a pytree of `NamedSharding` shaped like it.
     """
     everywhere = NamedSharding(jax.tree.leaves(shardings)[0].mesh, PartitionSpec())
-    return optax.tree_utils.tree_map_params(
+    return optax.tree.map_params(
         optimizer,
         lambda _, sharding: sharding,
         jax.eval_shape(optimizer.init, params),

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,7 +29,7 @@ from jaxrl_sat.data import packing
 from jaxrl_sat.data.loader import PromptLoader
 from jaxrl_sat.data.tokenizer import Tokenizer
 from jaxrl_sat.learner import Learner, StepSettings
-from jaxrl_sat.objectives import advantages, policy_loss
+from jaxrl_sat.objectives import group_normalised, needs_recomputed
 from jaxrl_sat.pipeline import lag, requests
 from jaxrl_sat.pipeline.handoff import WeightStore
 from jaxrl_sat.report import curves
@@ -118,6 +118,7 @@ def make_engine(
         sampling=sampling,
         topk=min(config.sampler.topk, model_config.vocab_size),
         cache_dtype=config.sampler.cache_dtype,
+        rules=mesh.SAMPLER_RULES,
     )
 
 
@@ -150,7 +151,7 @@ class Run:
     learner: Learner
     ref_params: Params
     store: WeightStore[sampler.Weights]
-    transfer: Callable[[Params, int], sampler.Weights]
+    engine: sampler.RolloutEngine
     sampler: sampler.SamplerThread
     checkpoints: Checkpointer
     device_lock: contextlib.AbstractContextManager[Any]
@@ -164,16 +165,14 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
         config.data.path, "train", tokenizer, config.seed, config.data.prompts_per_update, config.data.max_prompt_tokens
     )
     held_out = PromptLoader(config.data.path, "test", tokenizer, config.seed, 1, config.data.max_prompt_tokens)
+    mesh.check_fits(config, policy.config)
     meshes = mesh.make_meshes(config, jax.devices())
     learner = make_learner(config, policy.config, meshes)
     params = learner.place_params(policy.params)
     state, versions = restore_or_init(learner, checkpoints, config, params)
     engine = make_engine(config, policy.config, meshes, tokenizer.eos_ids)
 
-    def transfer(source: Params, version: int) -> sampler.Weights:
-        return engine.load_params(source, version)
-
-    store = WeightStore(config.pipeline.mode, config.pipeline.lag, transfer)
+    store = WeightStore(config.pipeline.mode, config.pipeline.lag, engine.load_params)
     for version in sorted(versions):
         store.publish(versions[version], version)
 
@@ -193,7 +192,7 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
     )
     prompts = held_out.eval_prompts(config.eval.problems)
     run = Run(
-        config, folder, tokenizer, prompts, learner, params, store, transfer, thread, checkpoints, device_lock
+        config, folder, tokenizer, prompts, learner, params, store, engine, thread, checkpoints, device_lock
     )
     return run, state
 
@@ -206,9 +205,9 @@ def due(step: int, every: int, last: int) -> bool:
 def evaluation(run: Run, params: Params, step: int) -> dict[str, float]:
     """avg@k of the weights after `step` updates on the held-out problems."""
     samples = run.config.eval.samples
-    weights = run.store.weights(step) or run.transfer(params, step)
+    weights = run.store.weights(step) or run.engine.load_params(params, step)
     wanted = requests.evaluation_requests(run.eval_prompts, samples, run.config.seed)
-    scores = score(run.sampler.evaluate(weights, wanted), run.tokenizer)
+    scores = score(run.sampler.evaluate(weights, wanted, run.config.eval.temperature), run.tokenizer)
     name = Path(run.config.data.path).name
     return {f"eval/{name}/avg_at_{samples}": evaluate.avg_at_k(scores, samples)}
 
@@ -220,7 +219,7 @@ def learn(
     config = run.config
     groups = np.asarray([rollout.request.group for rollout in rollouts], np.int32)
     advantage = np.asarray(
-        advantages.group_normalised(
+        group_normalised(
             scores, groups, config.data.prompts_per_update, std_normalize=config.loss.std_normalize
         )
     )
@@ -229,7 +228,7 @@ def learn(
     with run.device_lock:
         batch = run.learner.place(packed)
         logp_old = batch.behaviour_logp
-        if policy_loss.needs_recomputed(run.learner.settings.objective):
+        if needs_recomputed(run.learner.settings.objective):
             logp_old = run.learner.logp_old(batch, _sampled_by(run, packed))
         state, report = run.learner.step(state, run.ref_params, batch, logp_old)
         values = {name: float(value) for name, value in jax.device_get(report).items()}
@@ -335,7 +334,8 @@ def run(config: RunConfig, folder: Path) -> None:
         sinks: list[metrics.Sink] = [metrics.JsonLines(folder / "metrics.jsonl", resumed_at)]
         if config.log.tensorboard:
             sinks.append(metrics.TensorBoard(folder / "tensorboard", resumed_at))
-        with metrics.Log([*sinks, metrics.Progress(done, config.updates)]) as log, built.sampler:
+        with metrics.Log([*sinks, metrics.Progress(done, config.updates)]) as log, contextlib.closing(built.sampler):
+            built.sampler.start()
             state = loop(built, state, log, stop)
         curves.draw([folder], folder / "curves.png")
         if int(state.step) < config.updates:

@@ -10,7 +10,7 @@ from jaxrl_sat.types import InputError
 
 
 def test_second_process_is_refused(tmp_path):
-    code = f"import pathlib; from jaxrl_sat import workdir; workdir.claimed(pathlib.Path({str(tmp_path)!r})).__enter__()"
+    code = f"import pathlib as p; from jaxrl_sat import workdir as w; w.claimed(p.Path({str(tmp_path)!r})).__enter__()"
     with workdir.claimed(tmp_path):
         second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert second.returncode != 0 and "is in use by another run" in second.stderr
