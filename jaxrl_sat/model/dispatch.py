@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_sat.model.ops import einsum, precision
+from jaxrl_sat.model.ops import ROUTING, einsum, precision, saved
 
 
 def experts(
@@ -31,13 +31,14 @@ def experts(
     """y[n] = sum_j weights[n, j] * down_e(silu(gate_e(x[n])) * up_e(x[n])), e = expert_ids[n, j]."""
     tokens, chosen = expert_ids.shape
     flat = expert_ids.reshape(-1)
-    order = _stable_order(flat, gate.shape[0])
+    order = saved(_stable_order(flat, gate.shape[0]), ROUTING)
     inverse = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
     sizes = jnp.sum(flat[:, None] == jnp.arange(gate.shape[0]), axis=0, dtype=jnp.int32)
 
     rows = _permute(jnp.repeat(x, chosen, axis=0), order)
-    hidden = jax.nn.silu(grouped_matmul(rows, gate, sizes)) * grouped_matmul(rows, up, sizes)
-    out = _permute(grouped_matmul(hidden, down, sizes), inverse)
+    gated, lifted = (saved(grouped_matmul(rows, weight, sizes)) for weight in (gate, up))
+    hidden = jax.nn.silu(gated) * lifted
+    out = saved(_permute(grouped_matmul(hidden, down, sizes), inverse))
     return einsum("nkd,nk->nd", out.reshape(tokens, chosen, -1), weights)
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_sat.model.config import ModelConfig
 from jaxrl_sat.model.dispatch import experts
-from jaxrl_sat.model.ops import einsum
+from jaxrl_sat.model.ops import ROUTING, einsum, saved
 from jaxrl_sat.types import Params
 
 Replay = tuple[Int[Array, "N k"], Bool[Array, " N"]]
@@ -38,5 +38,6 @@ def moe(
     if replay is not None:
         recorded, valid = replay
         expert_ids = jnp.where(valid[:, None], recorded.astype(expert_ids.dtype), expert_ids)
+    expert_ids = saved(expert_ids, ROUTING)
     weights = gates(router_logits, expert_ids, config.norm_topk_prob).astype(x.dtype)
     return experts(x, expert_ids, weights, params["gate"], params["up"], params["down"]), expert_ids

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 
@@ -17,6 +18,15 @@ def precision(dtype: Any) -> jax.lax.Precision | None:
 def einsum(spec: str, *operands: Array, out: Any = None) -> Array:
     """`jnp.einsum` in the precision of its first operand; `out` is the dtype of the result and accumulation."""
     return jnp.einsum(spec, *operands, precision=precision(operands[0].dtype), preferred_element_type=out)
+
+
+# What the backward pass of a layer may keep. Routing it always keeps: computed again, a near tie could fall otherwise.
+ROUTING, PRODUCT = "routing", "product"
+
+
+def saved(x: Array, kind: str = PRODUCT) -> Array:
+    """Marks what is worth keeping for the backward pass; what is not marked is cheap to compute again."""
+    return checkpoint_name(x, kind)
 
 
 def rms_norm(x: Float[Array, "*b D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*b D"]:

@@ -14,7 +14,7 @@ from jaxrl_sat.model.attention import Rope, attend_segments, rope, rotate
 from jaxrl_sat.model.config import ModelConfig, Run
 from jaxrl_sat.model.head import unembed
 from jaxrl_sat.model.moe import moe
-from jaxrl_sat.model.ops import einsum, rms_norm
+from jaxrl_sat.model.ops import PRODUCT, ROUTING, einsum, rms_norm, saved
 from jaxrl_sat.types import Params, RouterTrace
 
 # (queries, keys, values, this layer's cache) -> (attended values, what the layer hands on as its cache)
@@ -49,19 +49,18 @@ def layer(
     """One decoder layer: (x, its cache, recorded routing) -> (x, what `attend` hands on, expert ids; None if dense)."""
     p = params["attention"]
     normed = rms_norm(x, params["attention_norm"], config.rms_norm_eps)
-    q = einsum("btd,dhk->bthk", normed, p["q"])
-    k = einsum("btd,dhk->bthk", normed, p["k"])
-    v = einsum("btd,dhk->bthk", normed, p["v"])
+    q, k, v = (saved(einsum("btd,dhk->bthk", normed, p[name])) for name in "qkv")
     if config.qk_norm:
         q = rms_norm(q, p["q_norm"], config.rms_norm_eps)
         k = rms_norm(k, p["k_norm"], config.rms_norm_eps)
     attended, cache = attend(rotate(q, angles), rotate(k, angles), v, cache)
-    x = x + einsum("bthk,hkd->btd", attended, p["o"])
+    x = saved(x + einsum("bthk,hkd->btd", saved(attended), p["o"]))
 
     normed = rms_norm(x, params["mlp_norm"], config.rms_norm_eps)
     p = params["mlp"]
     if "router" not in p:
-        hidden = jax.nn.silu(einsum("btd,df->btf", normed, p["gate"])) * einsum("btd,df->btf", normed, p["up"])
+        gate, up = (saved(einsum("btd,df->btf", normed, p[name])) for name in ("gate", "up"))
+        hidden = jax.nn.silu(gate) * up
         return x + einsum("btf,fd->btd", hidden, p["down"]), cache, None
     batch, length, width = x.shape
     if replay is not None:
@@ -83,7 +82,7 @@ def forward(
 
     `segment_ids` None is one segment a row; id 0 is padding, which no other segment sees. `positions` None counts from
     0 in each segment. Where `replay` is valid its expert ids are taken; gates always come from the live router. With
-    `remat` a layer's activations are computed again in the backward pass: only its input is kept.
+    `remat` the backward pass keeps only a layer's input and routing; without, its matrix products too.
     """
     if segment_ids is None:
         segment_ids = jnp.ones(tokens.shape, jnp.int32)
@@ -124,7 +123,9 @@ def _scan_run(
         x, _, ids = layer(layer_params, config, x, angles, attend, None, layer_replay)
         return x, ids
 
-    return jax.lax.scan(jax.checkpoint(step) if remat else step, x, (params, recorded), length=len(run))
+    policy = jax.checkpoint_policies.save_only_these_names(*([ROUTING] if remat else [ROUTING, PRODUCT]))
+    # The two directions of a scan are compiled apart, so recomputation needs no guard against being merged away.
+    return jax.lax.scan(jax.checkpoint(step, policy=policy, prevent_cse=False), x, (params, recorded), length=len(run))
 
 
 def segment_positions(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
