@@ -18,7 +18,7 @@ from jaxrl_sat.model.config import ModelConfig
 from jaxrl_sat.model.head import unembed
 from jaxrl_sat.model.ops import rms_norm
 from jaxrl_sat.model.qwen3 import Attend, layer
-from jaxrl_sat.types import Params
+from jaxrl_sat.types import AnyArray, Params
 
 DecodeParams = Any
 """The parameters with `layers`, a tuple of one dict a layer, in place of the stacked runs."""
@@ -28,8 +28,8 @@ DecodeParams = Any
 class Cache:
     """Keys (after RoPE) and values of each layer: tuples of arrays [slots, length, kv_heads, head_dim]."""
 
-    k: tuple[Float[Array, "S L KV hd"], ...]
-    v: tuple[Float[Array, "S L KV hd"], ...]
+    k: tuple[AnyArray, ...]
+    v: tuple[AnyArray, ...]
 
 
 def unstack(params: Params) -> DecodeParams:

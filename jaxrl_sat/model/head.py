@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_sat.model.config import ModelConfig
 from jaxrl_sat.model.ops import einsum
-from jaxrl_sat.types import Params
+from jaxrl_sat.types import AnyArray, Params
 
 # Logits held at once, in float32 elements: 128 MiB.
 BLOCK_ELEMENTS = 1 << 25
@@ -20,9 +20,9 @@ MIN_WORDS = 1024
 class TokenStatistics:
     """Of the next-token distribution at each position (after temperature), float32, in nats."""
 
-    logp: Float[Array, "B T"]
-    entropy: Float[Array, "B T"]
-    topk_logp: Float[Array, "B T K"] | None
+    logp: AnyArray  # [B, T]
+    entropy: AnyArray  # [B, T]
+    topk_logp: AnyArray | None  # [B, T, K]
 
 
 def head_weight(params: Params) -> Float[Array, "V D"]:

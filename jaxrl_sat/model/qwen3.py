@@ -15,7 +15,7 @@ from jaxrl_sat.model.config import ModelConfig, Run
 from jaxrl_sat.model.head import unembed
 from jaxrl_sat.model.moe import moe
 from jaxrl_sat.model.ops import PRODUCT, ROUTING, einsum, rms_norm, saved
-from jaxrl_sat.types import Params, RouterTrace
+from jaxrl_sat.types import AnyArray, Params, RouterTrace
 
 # (queries, keys, values, this layer's cache) -> (attended values, what the layer hands on as its cache)
 Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
@@ -23,17 +23,17 @@ Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
 
 @struct.dataclass
 class ForwardOut:
-    """`hidden` is after the final norm; `routing` holds the experts each token took, valid on all but padding."""
+    """What leaves the last layer, and the experts each token took: valid on all but padding."""
 
-    hidden: Float[Array, "B T D"]
+    hidden: AnyArray  # [B, T, D], after the final norm
     routing: RouterTrace
 
 
 @struct.dataclass
 class LogitsOut:
-    """`logits[b, t]` predicts token t + 1. float32."""
+    """`logits[b, t]` predicts token t + 1."""
 
-    logits: Float[Array, "B T V"]
+    logits: AnyArray  # float32 [B, T, V]
     routing: RouterTrace
 
 
