@@ -67,7 +67,9 @@ def microbatches(tree: Any, settings: StepSettings) -> Any:
 
     def cut(path: tuple, x: Array) -> Array:
         axis = row_axis(path)
-        x = jnp.moveaxis(x.reshape(*x.shape[:axis], -1, settings.microbatch_rows, *x.shape[axis + 1 :]), axis, 0)
+        rows = settings.microbatch_rows
+        cut_shape = (*x.shape[:axis], x.shape[axis] // rows, rows, *x.shape[axis + 1 :])
+        x = jnp.moveaxis(x.reshape(cut_shape), axis, 0)
         spec = PartitionSpec(*(None,) * (axis + 1), ROW_AXES)
         return jax.lax.with_sharding_constraint(x, NamedSharding(settings.mesh, spec))
 

@@ -22,6 +22,7 @@ from jaxrl_sat.config import RunConfig
 from jaxrl_sat.data import packing
 from jaxrl_sat.objectives import group_normalised, needs_recomputed
 from jaxrl_sat.pipeline import lag, requests
+from jaxrl_sat.schedule import due
 from jaxrl_sat.types import InputError, Prompt
 
 SHOWN = 12
@@ -94,11 +95,6 @@ def plan(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
         "memory": _memory(config, model_config, copy),
         "seeds": _seeds(config),
     }
-
-
-def due(every: int, updates: int) -> list[int]:
-    """The updates after which something done every `every` updates (0: never), and after the last, is done."""
-    return sorted({*range(every, updates + 1, every), updates}) if every else []
 
 
 def _data(config: RunConfig) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_sat import config as config_lib
@@ -33,6 +34,7 @@ from jaxrl_sat.objectives import group_normalised, needs_recomputed
 from jaxrl_sat.pipeline import lag, requests
 from jaxrl_sat.pipeline.handoff import WeightStore
 from jaxrl_sat.report import curves
+from jaxrl_sat.schedule import due
 from jaxrl_sat.types import Batch, InputError, Params, Prompt, Request, Rollout, SamplingParams, TrainState
 from jaxrl_sat.workdir import check_same_run, claimed, record_config
 
@@ -197,11 +199,6 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
     return run, state
 
 
-def due(step: int, every: int, last: int) -> bool:
-    """Whether something done every `every` updates (0: never) and after the last one is done after `step` updates."""
-    return every > 0 and (step % every == 0 or step == last)
-
-
 def evaluation(run: Run, params: Params, step: int) -> dict[str, float]:
     """avg@k of the weights after `step` updates on the held-out problems."""
     samples = run.config.eval.samples
@@ -220,7 +217,10 @@ def learn(
     groups = np.asarray([rollout.request.group for rollout in rollouts], np.int32)
     advantage = np.asarray(
         group_normalised(
-            scores, groups, config.data.prompts_per_update, std_normalize=config.loss.std_normalize
+            jnp.asarray(scores),
+            jnp.asarray(groups),
+            config.data.prompts_per_update,
+            std_normalize=config.loss.std_normalize,
         )
     )
     packed = packing.pack(rollouts, advantage, config.learner.row_tokens, config.learner.microbatch_rows)
@@ -300,13 +300,13 @@ def loop(run: Run, state: TrainState, log: metrics.Log, stop: StopSignal) -> Tra
             "time/rollout_wait_s": waited,
             "time/handoff_s": ended - publishing,
         }
-        if due(step, config.log.rollouts_every, config.updates):
+        if step in due(config.log.rollouts_every, config.updates):
             records = readable(run, step, taken.rollouts, scores, advantage)
             metrics.save_rollouts(run.folder / "rollouts", step, records)
-        if due(step, config.eval.every, config.updates):
+        if step in due(config.eval.every, config.updates):
             values |= evaluation(run, state.params, step)
         log.write(step, values)
-        if due(step, config.checkpoint.every, config.updates):
+        if step in due(config.checkpoint.every, config.updates):
             run.checkpoints.save(state, run.store.in_flight())
         if stop.requested:
             break

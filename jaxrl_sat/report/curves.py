@@ -9,6 +9,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -26,7 +27,7 @@ PANELS = (
 )
 
 
-def read(folder: Path) -> list[dict[str, float]]:
+def read(folder: Path) -> list[dict[str, Any]]:
     """The records of a run's metrics.jsonl, in order. Raises `InputError` if there is none."""
     path = folder / "metrics.jsonl"
     if not path.exists():
@@ -39,7 +40,7 @@ def _smoothed(values: Sequence[float], width: int) -> list[float]:
     return [sum(values[max(0, i + 1 - width) : i + 1]) / min(width, i + 1) for i in range(len(values))]
 
 
-def _plot(axes: Axes, records: list[dict[str, float]], prefix: str, label: str) -> None:
+def _plot(axes: Axes, records: list[dict[str, Any]], prefix: str, label: str) -> None:
     points = [
         (record["step"], value)
         for record in records
