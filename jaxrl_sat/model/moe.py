@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 from jaxrl_sat.model.config import ModelConfig
 from jaxrl_sat.model.dispatch import experts
 from jaxrl_sat.model.ops import ROUTING, einsum, saved
 from jaxrl_sat.types import Params
 
-Replay = tuple[Int[Array, "N k"], Bool[Array, " N"]]
+Replay = tuple[Integer[Array, "N k"], Bool[Array, " N"]]
 
 
 def gates(
