@@ -1,6 +1,7 @@
 """The train step against plain formulas, and its invariances: microbatches, meshes, padding, bad numbers."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -65,11 +66,13 @@ def settings(**changes) -> StepSettings:
     return dataclasses.replace(base, **changes)
 
 
-def make_learner(config: StepSettings, optimizer=None) -> Learner:
+@functools.cache
+def make_learner(config: StepSettings) -> Learner:
+    """One learner, and so one compilation, for each settings."""
     shardings = jax.tree.map(
         lambda _: NamedSharding(config.mesh, PartitionSpec()), model.abstract_params(CONFIG, "float32")
     )
-    return Learner(config, optimizer or make_optimizer(1e-3, 0.9, 0.98, 1e-8, 1.0), shardings)
+    return Learner(config, make_optimizer(1e-3, 0.9, 0.98, 1e-8, 1e9), shardings)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +125,7 @@ def reference_loss(params, batch):
 
 
 def test_update_equals_textbook_loss_gradient_and_adam(params, batch):
-    learner = make_learner(settings(), optax.chain(optax.clip_by_global_norm(1e9), optax.adam(1e-3, b1=0.9, b2=0.98)))
+    learner = make_learner(settings())
     placed = learner.place(batch)
     state, report = learner.step(learner.init(params), params, placed, placed.behaviour_logp)
     loss, grads = jax.value_and_grad(reference_loss)(params, batch)
@@ -137,9 +140,7 @@ def test_update_equals_textbook_loss_gradient_and_adam(params, batch):
     assert int(state.step) == 1 and int(state.skipped) == 0
 
 
-@pytest.mark.parametrize(
-    "objective", [grpo(), gspo(), grpo(aggregation="seq-mean-token-sum")], ids=["grpo", "gspo", "sequence_sum"]
-)
+@pytest.mark.parametrize("objective", [grpo(aggregation="seq-mean-token-sum"), gspo()], ids=["grpo", "gspo"])
 def test_microbatches_change_nothing(params, batch, objective):
     results = []
     for rows in (4, batch.tokens.shape[0]):
@@ -216,7 +217,7 @@ def test_recomputed_logp_takes_each_token_at_its_version(params, batch):
         np.testing.assert_array_equal(np.asarray(both)[where], np.asarray(alone)[where])
         row, column = np.argwhere(where)[0]
         first = np.flatnonzero(batch.segment_ids[row] == batch.segment_ids[row, column])[0]
-        logits = model.logits(source, CONFIG, padded(batch.tokens[row, first:column])[None]).logits
+        logits = model.logits(source, CONFIG, jnp.asarray(padded(batch.tokens[row, first:column]))[None]).logits
         logp = jax.nn.log_softmax(logits[0, column - first - 1] / 0.7)
         if source is params:  # the recorded routing is this model's own
             np.testing.assert_allclose(both[row, column], logp[batch.tokens[row, column]], atol=1e-5)

@@ -43,10 +43,10 @@ def test_log_reaches_every_sink_and_closes_them_on_error(tmp_path):
         def __init__(self):
             self.seen, self.closed = [], False
 
-        def write(self, step, values):
-            self.seen.append((step, values))
+        def write(self, step: int, metrics: metrics.Metrics) -> None:
+            self.seen.append((step, metrics))
 
-        def close(self):
+        def close(self) -> None:
             self.closed = True
 
     sinks = [Recorder(), Recorder()]
