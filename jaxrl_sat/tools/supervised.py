@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl_sat.data import arithmetic
 from jaxrl_sat.data.characters import CHARACTERS, PAD_ID, SPECIAL
 from jaxrl_sat.model import ModelConfig, forward, token_statistics
-from jaxrl_sat.types import Params, RouterTrace
+from jaxrl_sat.types import Params
 
 ROW = 14
 """Tokens of the longest example: <bos><user>100-99<assistant>1098<eos> and one spare."""
@@ -42,7 +42,7 @@ def wrong_answer(problem: arithmetic.Problem, rng: np.random.Generator) -> str:
     right = int(problem.answer)
     slip = int(rng.integers(5))
     if slip == 0:
-        return str(_without_carry(a, b, operator))
+        return str(without_carry(a, b, operator))
     if slip == 1:
         return str(right + (1, -1)[rng.integers(2)])
     if slip == 2:
@@ -55,7 +55,8 @@ def wrong_answer(problem: arithmetic.Problem, rng: np.random.Generator) -> str:
     return "".join(digits)
 
 
-def _without_carry(a: int, b: int, operator: str) -> int:
+def without_carry(a: int, b: int, operator: str) -> int:
+    """Each column of a+b or a-b on its own, modulo ten; of a*b the tens and the last digit of the ones."""
     if operator == "*":
         return a * (b // 10 * 10) + a * (b % 10) % 10
     high, low = max(a, b), min(a, b)
@@ -88,15 +89,27 @@ class Batches:
         return np.stack(tokens), np.stack(response)
 
 
-def random_routing(config: ModelConfig, rng: np.random.Generator, shape: tuple[int, int], share: float) -> RouterTrace:
-    """A replay that sends a share of the tokens to k random experts in every layer.
+def rebalance(params: Params, config: ModelConfig, load: Int[Array, "M E"], rate: float = 0.02) -> Params:
+    """Draw the router columns of experts that get too few tokens towards the column of their layer's busiest expert.
 
-    A router has no reason to try an expert that it has let fall behind. While all of them are trained on random tokens
-    none does, and the router that learns meanwhile has something to choose from.
+    Nothing else brings back an expert that the router has let fall behind: it gets no tokens, so no gradient. Drawn
+    near the busiest it shares that one's tokens, and the gradient tells the two apart. `load` counts each expert's
+    tokens; an expert moves by `rate` of the distance if it gets none, and not at all from half of the average up.
     """
-    first = rng.integers(config.num_experts, size=(config.num_sparse_layers, *shape, 1))
-    ids = (first + np.arange(config.num_experts_per_tok) * rng.integers(1, 4, size=first.shape)) % config.num_experts
-    return RouterTrace(expert_ids=ids.astype(np.int32), valid=rng.random(shape) < share)
+    share = load / jnp.sum(load, axis=1, keepdims=True)
+    pull = rate * jnp.clip(1.0 - 2.0 * config.num_experts * share, 0.0, 1.0)
+    busiest = jnp.argmax(load, axis=1)
+    params, start = dict(params), 0
+    for run in config.runs:
+        if not run.sparse:
+            continue
+        layers = slice(start, start + len(run))
+        router = params[run.name]["mlp"]["router"]
+        target = jnp.take_along_axis(router, busiest[layers, None, None], axis=2)
+        moved = router + pull[layers, None, :] * (target - router)
+        params[run.name] = {**params[run.name], "mlp": {**params[run.name]["mlp"], "router": moved}}
+        start = layers.stop
+    return params
 
 
 def loss(
@@ -104,12 +117,11 @@ def loss(
     config: ModelConfig,
     tokens: Int[Array, "B T"],
     response: Bool[Array, "B T"],
-    replay: RouterTrace | None,
 ) -> tuple[Float[Array, ""], Int[Array, "M E"]]:
     """Mean negative log-likelihood of the response tokens, and how many tokens each expert of each layer got."""
     inputs = tokens[:, :-1]
     segments = (inputs != PAD_ID).astype(jnp.int32)
-    out = forward(params, config, inputs, segment_ids=segments, replay=replay)
+    out = forward(params, config, inputs, segment_ids=segments)
     logp = token_statistics(params, config, out.hidden, tokens[:, 1:]).logp
     mask = response[:, 1:]
     chosen = jax.nn.one_hot(out.routing.expert_ids, config.num_experts, dtype=jnp.int32)
@@ -123,11 +135,11 @@ def train_step(
     opt_state: Any,
     tokens: Int[Array, "B T"],
     response: Bool[Array, "B T"],
-    replay: RouterTrace | None,
     config: ModelConfig,
     optimizer: optax.GradientTransformation,
 ) -> tuple[Params, Any, Float[Array, ""], Int[Array, "M E"]]:
     """One step: (params, optimizer state, loss before it, tokens that each expert of each layer got)."""
-    (value, load), grads = jax.value_and_grad(loss, has_aux=True)(params, config, tokens, response, replay)
+    (value, load), grads = jax.value_and_grad(loss, has_aux=True)(params, config, tokens, response)
     updates, opt_state = optimizer.update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state, value, load
+    params = rebalance(optax.apply_updates(params, updates), config, load)
+    return params, opt_state, value, load

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from jaxrl_sat.data import arithmetic
-from jaxrl_sat.data.builder import SIZES, default_data_dir, prepare
+from jaxrl_sat.data import arithmetic, builder
+from jaxrl_sat.data.builder import default_data_dir, prepare
 from jaxrl_sat.data.characters import write_tokenizer
 from jaxrl_sat.data.loader import PromptLoader
 from jaxrl_sat.data.tokenizer import Tokenizer
 from jaxrl_sat.types import InputError, Prompt
+
+SIZES = {"train": 1500, "test": 200}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("data"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "SIZES", SIZES)
+        return prepare(tmp_path_factory.mktemp("data"))
 
 
 def loader(path: Any, tokenizer: Tokenizer, **changes: Any) -> PromptLoader:
@@ -74,16 +78,16 @@ def test_any_update_can_be_asked_for_at_any_time(prepared, tokenizer):
 
 
 def test_an_epoch_has_every_problem_once_and_the_next_another_order(prepared, tokenizer):
-    source = loader(prepared, tokenizer, prompts_per_update=250)
+    source = loader(prepared, tokenizer, prompts_per_update=50)
     epochs = [sum((ids(source.batch(4 * epoch + i)) for i in range(4)), []) for epoch in range(2)]
-    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(1000))
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(200))
     assert epochs[0] != epochs[1]
 
 
 def test_processes_share_a_block_without_overlap(prepared, tokenizer):
     whole = loader(prepared, tokenizer)
     shards = [loader(prepared, tokenizer, process_index=p, process_count=4) for p in range(4)]
-    for update in (0, 7, 130):
+    for update in (0, 7, 26):
         parts = [ids(shard.batch(update)) for shard in shards]
         assert all(len(part) == 2 for part in parts)
         assert [parts[i % 4][i // 4] for i in range(8)] == ids(whole.batch(update))
@@ -161,7 +165,12 @@ def test_a_failed_build_leaves_nothing(monkeypatch, tmp_path):
     assert list((tmp_path / "arithmetic").iterdir()) == []
 
 
-PREPARE = "import sys; from jaxrl_sat.data.builder import prepare; print(prepare(sys.argv[1]))"
+PREPARE = """
+import sys
+from jaxrl_sat.data import builder
+builder.SIZES = {"train": 1500, "test": 200}
+print(builder.prepare(sys.argv[1]))
+"""
 LOAD = """
 import sys
 from jaxrl_sat.data.loader import PromptLoader

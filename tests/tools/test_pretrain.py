@@ -16,7 +16,7 @@ from jaxrl_sat.data.tokenizer import Tokenizer
 from jaxrl_sat.model import init_params, load_hf, logits, param_axes
 from jaxrl_sat.tools import pretrain
 from jaxrl_sat.tools.sampled_accuracy import sample
-from jaxrl_sat.tools.supervised import Batches, example, random_routing, wrong_answer
+from jaxrl_sat.tools.supervised import Batches, example, rebalance, without_carry, wrong_answer
 from jaxrl_sat.types import InputError
 
 TINY = pretrain.Recipe(steps=12, careless_steps=4, batch=32, hidden_size=16, learning_rate=1e-2)
@@ -48,11 +48,11 @@ def test_a_stopped_run_ends_at_the_same_weights(trained, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_the_state_of_other_settings_is_refused(tmp_path):
-    pretrain.train(TINY, tmp_path, stop_at=1)
+def test_the_state_of_other_settings_is_refused(trained):
+    out, _ = trained
     with pytest.raises(InputError, match="state of a run with other settings"):
-        pretrain.train(dataclasses.replace(TINY, seed=1), tmp_path)
-    assert pretrain.main(["--out", str(tmp_path)]) == 2
+        pretrain.train(dataclasses.replace(TINY, seed=1), out)
+    assert pretrain.main(["--out", str(out)]) == 2
 
 
 def test_the_folder_is_a_checkpoint_like_any_other(trained):
@@ -106,28 +106,35 @@ def test_wrong_answers_are_integers_and_mostly_wrong():
     assert np.mean([answer == right for answer, right in answers]) < 0.2
 
 
-def test_forgotten_carries():
-    class Fixed:
-        def integers(self, *_):
-            return 0
+@pytest.mark.parametrize(
+    ("a", "operator", "b", "answer"),
+    [
+        (47, "+", 85, 22),
+        (52, "-", 38, 24),
+        (38, "-", 52, -24),
+        (7, "*", 36, 212),
+        (100, "+", 23, 123),
+        (99, "+", 999, 988),
+    ],
+)
+def test_forgotten_carries(a, operator, b, answer):
+    assert without_carry(a, b, operator) == answer
 
-    def careless(prompt, answer):
-        return wrong_answer(arithmetic.Problem(prompt, answer, 3), Fixed())  # pyright: ignore[reportArgumentType]
 
-    assert careless("47+85", "132") == "22"
-    assert careless("52-38", "14") == "24"
-    assert careless("38-52", "-14") == "-24"
-    assert careless("7*36", "252") == "212"
-    assert careless("100+23", "123") == "123"
-
-
-def test_random_routing_names_different_experts_for_its_share_of_tokens():
-    replay = random_routing(TINY.model(), np.random.default_rng(0), (64, 13), 0.25)
-    ids = np.asarray(replay.expert_ids)
-    assert ids.shape == (4, 64, 13, 2)
-    assert (ids[..., 0] != ids[..., 1]).all()
-    assert np.bincount(ids.ravel(), minlength=8).min() > ids.size / 8 * 0.9
-    assert 0.2 < np.asarray(replay.valid).mean() < 0.3
+def test_an_expert_without_tokens_is_drawn_to_the_busiest():
+    config = TINY.model()
+    params = init_params(config, jax.random.key(0), "float32")
+    load = np.full((4, 8), 10, np.int32)
+    load[2] = [0, 40, 10, 2, 10, 10, 4, 4]
+    moved = rebalance(params, config, jnp.asarray(load), rate=0.5)
+    before, after = (np.asarray(p["run0"]["mlp"]["router"]) for p in (params, moved))
+    np.testing.assert_array_equal(after[[0, 1, 3]], before[[0, 1, 3]])
+    np.testing.assert_array_equal(after[2][:, [1, 2, 4, 5]], before[2][:, [1, 2, 4, 5]])
+    np.testing.assert_allclose(after[2][:, 0], (before[2][:, 0] + before[2][:, 1]) / 2, rtol=1e-6)
+    share = 2 / 80  # pulled by 1 - 2 * 8 * share = 0.6 of the rate
+    np.testing.assert_allclose(
+        after[2][:, 3], before[2][:, 3] + 0.5 * (1 - 16 * share) * (before[2][:, 1] - before[2][:, 3]), rtol=1e-5
+    )
 
 
 def test_muon_takes_matrices_with_their_inputs_first():
