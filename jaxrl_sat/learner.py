@@ -18,7 +18,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxrl_sat import model, optim
-from jaxrl_sat.objectives import Evidence, LossOut, PolicyLoss, combine, finalise, normalise, staleness, total_loss
+from jaxrl_sat.objectives import (
+    Evidence,
+    LossOut,
+    PolicyLoss,
+    combine,
+    finalise,
+    needs_recomputed,
+    normalise,
+    staleness,
+    staleness_split,
+    total_loss,
+)
 from jaxrl_sat.types import Batch, Params, TrainState
 
 ROW_AXES = ("data", "fsdp")
@@ -97,7 +108,10 @@ def microbatch_loss(
         num_segments=settings.num_segments,
     )
     out = total_loss(settings.objective, evidence, settings.kl_coef, settings.kl_kind, settings.entropy_coef)
-    return out.loss_sum, dataclasses.replace(out, metrics=combine(out.metrics, staleness(evidence)))
+    metrics = combine(out.metrics, staleness(evidence))
+    if needs_recomputed(settings.objective):
+        metrics = combine(metrics, staleness_split(evidence))
+    return out.loss_sum, dataclasses.replace(out, metrics=metrics)
 
 
 def summed_gradient(

@@ -115,6 +115,14 @@ def test_run_leaves_what_the_design_names(tmp_path, model_folder):
     assert all(r["lag"] == [1, 1] for r in rollouts)
 
 
+def test_one_device_trains_and_samples_in_turns_to_the_same_numbers(tmp_path, model_folder, monkeypatch):
+    settings = {"pipeline__mode": "fixed", "pipeline__lag": 1, "updates": 3}
+    two = run(tmp_path / "two", model_folder, **settings)
+    monkeypatch.setattr(train.jax, "devices", lambda: jax.local_devices()[:1])
+    one = run(tmp_path / "one", model_folder, **settings)
+    assert timeless(one) == timeless(two)
+
+
 def test_sync_in_float32_is_on_policy(tmp_path, model_folder):
     records = run(tmp_path, model_folder, pipeline__mode="sync", pipeline__lag=0, loss__kl_coef=0.0)[1:]
     assert all(r["staleness/lag_max"] == 0 for r in records)
@@ -144,6 +152,11 @@ def test_recomputed_denominator_takes_the_weights_that_sampled(tmp_path, model_f
     for a, b in zip(behaviour[1:], recomputed[1:], strict=True):
         assert a["train/loss"] == pytest.approx(b["train/loss"], abs=1e-5)
         assert a["staleness/abs_d_mean"] == pytest.approx(b["staleness/abs_d_mean"], abs=1e-5)
+        # The mismatch splits into policy lag and implementation, and here it is all lag.
+        parts = b["staleness/var_policy"] + b["staleness/var_impl"] + 2 * b["staleness/cov"]
+        assert b["staleness/var_d"] == pytest.approx(parts, abs=1e-6)
+        assert b["staleness/abs_impl_mean"] < 1e-5
+    assert recomputed[-1]["staleness/abs_policy_mean"] > 1e-4
 
 
 def test_sigterm_saves_and_the_same_command_goes_on(tmp_path, model_folder):
