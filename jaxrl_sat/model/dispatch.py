@@ -62,9 +62,7 @@ def grouped_matmul(
     rows: Float[Array, "R A"], weights: Float[Array, "E A B"], sizes: Int[Array, " E"]
 ) -> Float[Array, "R B"]:
     """rows[r] @ weights[e(r)], where the first sizes[0] rows belong to expert 0, the next sizes[1] to expert 1, ..."""
-    return jax.lax.platform_dependent(
-        rows, weights, sizes, cpu=row_blocks.matmul, tpu=ragged.matmul, default=padded_blocks.matmul
-    )
+    return _by_platform("matmul", rows, weights, sizes)
 
 
 def _forward(rows: Array, weights: Array, sizes: Array) -> tuple[Array, tuple[Array, Array, Array]]:
@@ -73,13 +71,17 @@ def _forward(rows: Array, weights: Array, sizes: Array) -> tuple[Array, tuple[Ar
 
 def _backward(saved: tuple[Array, Array, Array], cotangent: Array) -> tuple[Array, Array, None]:
     rows, weights, sizes = saved
-    d_weights = jax.lax.platform_dependent(
-        rows, cotangent, sizes, cpu=row_blocks.outer, tpu=ragged.outer, default=padded_blocks.outer
-    )
-    return grouped_matmul(cotangent, jnp.swapaxes(weights, 1, 2), sizes), d_weights, None
+    d_rows = grouped_matmul(cotangent, jnp.swapaxes(weights, 1, 2), sizes)
+    return d_rows, _by_platform("outer", rows, cotangent, sizes), None
 
 
 grouped_matmul.defvjp(_forward, _backward)
+
+
+def _by_platform(product: str, *args: Array) -> Array:
+    """Chosen when lowered, so that a program compiled here for another platform takes that one's formulation."""
+    cpu, gpu, tpu = (getattr(grouped, product) for grouped in (row_blocks, padded_blocks, ragged))
+    return jax.lax.platform_dependent(*args, cpu=cpu, tpu=tpu, default=gpu)
 
 
 class Grouped(NamedTuple):

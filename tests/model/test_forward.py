@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_sat.model import forward, init_params, load_hf
+from jaxrl_sat import model
+from jaxrl_sat.model import abstract_params, forward, init_params, load_hf
 from jaxrl_sat.types import RouterTrace
 from tests.model import reference
-from tests.model.helpers import FIXTURES, NAMES, gap, logits, random_tokens, tiny, tree_gap
+from tests.model.helpers import FIXTURES, NAMES, TINY, gap, logits, random_tokens, tiny, tree_gap
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,7 +53,8 @@ def test_replay_of_other_experts_is_what_the_reference_computes(name: str) -> No
     config, params = load_hf(FIXTURES / name)
     tokens, k = random_tokens(config, 1, 7, seed=4), config.num_experts_per_tok
     rng = np.random.default_rng(5)
-    ids = np.stack([[rng.permutation(config.num_experts)[:k] for _ in range(7)] for _ in range(config.num_sparse_layers)])
+    count = config.num_sparse_layers
+    ids = np.stack([[rng.permutation(config.num_experts)[:k] for _ in range(7)] for _ in range(count)])
     trace = RouterTrace(expert_ids=jnp.asarray(ids[:, None], jnp.uint8), valid=jnp.ones((1, 7), bool))
     out = logits(params, config, tokens, replay=trace)
     expected = reference.forward(reference.load(FIXTURES / name), config, np.asarray(tokens[0]), np.arange(7), ids)
@@ -70,10 +74,10 @@ def test_replaying_a_trace_changes_no_bit(normalise: bool) -> None:
 
 def test_rows_without_a_record_route_freely() -> None:
     config, params = tiny()
-    tokens = random_tokens(config, 2, 8)
+    tokens = random_tokens(config, 2, 12)
     free = logits(params, config, tokens)
     wrong = (free.routing.expert_ids + 3) % config.num_experts
-    valid = jnp.arange(8)[None] < jnp.asarray([[0], [5]])
+    valid = jnp.arange(12)[None] < jnp.asarray([[0], [5]])
     mixed = logits(params, config, tokens, replay=RouterTrace(expert_ids=wrong, valid=valid))
     np.testing.assert_array_equal(mixed.logits[0], free.logits[0])
     np.testing.assert_array_equal(mixed.routing.expert_ids[:, 1, :5], wrong[:, 1, :5])
@@ -83,45 +87,45 @@ def test_rows_without_a_record_route_freely() -> None:
 
 def test_packed_segments_equal_separate_rows() -> None:
     config, params = tiny()
-    lengths = (5, 7, 3)
-    rows = [random_tokens(config, 1, length, seed=length) for length in lengths]
-    packed = jnp.concatenate([*rows, jnp.zeros((1, 2), jnp.int32)], axis=1)
-    segment_ids = jnp.asarray([np.repeat([1, 2, 3, 0], [*lengths, 2])], jnp.int32)
+    tokens = random_tokens(config, 2, 12)
+    alone = logits(params, config, tokens)
+    # Five tokens of one row, then seven of the other, and the same the other way round.
+    packed = jnp.concatenate([tokens[:, :5], tokens[::-1, :7]], axis=1)
+    segment_ids = jnp.asarray([[4] * 5 + [2] * 7] * 2)
     out = logits(params, config, packed, segment_ids=segment_ids)
-    np.testing.assert_array_equal(out.routing.valid, segment_ids != 0)
-    start = 0
-    for row, length in zip(rows, lengths, strict=True):
-        alone = logits(params, config, row)
-        assert gap(out.logits[:, start : start + length], alone.logits) < 1e-5
-        part = out.routing.expert_ids[:, :, start : start + length]
-        np.testing.assert_array_equal(part, alone.routing.expert_ids)
-        start += length
-    assert bool(jnp.isfinite(out.logits).all())
+    assert gap(out.logits[:, :5], alone.logits[:, :5]) < 1e-5
+    assert gap(out.logits[:, 5:], alone.logits[::-1, :7]) < 1e-5
+    np.testing.assert_array_equal(out.routing.expert_ids[:, :, 5:], alone.routing.expert_ids[:, ::-1, :7])
 
 
 def test_padding_changes_nothing_for_the_others() -> None:
     config, params = tiny()
-    tokens = random_tokens(config, 1, 9)
-    segment_ids = jnp.asarray([[0, 0, 1, 1, 1, 1, 1, 0, 0]], jnp.int32)
+    tokens = random_tokens(config, 2, 12)
+    segment_ids = jnp.asarray([[0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0]] * 2)
     other = jnp.where(segment_ids == 0, (tokens + 1) % config.vocab_size, tokens)
-    first, second = (logits(params, config, t, segment_ids=segment_ids).logits for t in (tokens, other))
-    assert gap(first[:, 2:7], second[:, 2:7]) < 1e-6
+    first, second = (logits(params, config, t, segment_ids=segment_ids) for t in (tokens, other))
+    assert gap(first.logits[:, 2:7], second.logits[:, 2:7]) < 1e-6
+    assert gap(first.logits[:, 2:7], logits(params, config, jnp.roll(tokens, -2, axis=1)).logits[:, :5]) < 1e-5
+    np.testing.assert_array_equal(first.routing.valid, segment_ids != 0)
+    assert bool(jnp.isfinite(first.logits).all())
 
 
-@pytest.mark.parametrize("pattern", [{"mlp_only_layers": ()}, {"decoder_sparse_step": 2}, {"mlp_only_layers": (0, 2)}])
+@pytest.mark.parametrize("pattern", [{"decoder_sparse_step": 2}, {"mlp_only_layers": (0, 2)}])
 def test_runs_of_sparse_and_dense_layers(pattern: dict) -> None:
-    config, params = tiny(**{"mlp_only_layers": (), **pattern})
-    sparse = [config.sparse(layer) for layer in range(config.num_hidden_layers)]
-    assert sum(sparse) == config.num_sparse_layers
+    config = dataclasses.replace(TINY, num_hidden_layers=5, **pattern)
+    params = abstract_params(config)
+    sparse = [config.sparse(layer) for layer in range(5)]
     for run in config.runs:
         assert sparse[run.start : run.stop] == [run.sparse] * len(run)
         assert ("router" in params[run.name]["mlp"]) == run.sparse
-    assert logits(params, config, random_tokens(config, 1, 4)).routing.expert_ids.shape[0] == config.num_sparse_layers
+        assert {leaf.shape[0] for leaf in jax.tree.leaves(params[run.name])} == {len(run)}
+    out = jax.eval_shape(lambda p: forward(p, config, random_tokens(config, 1, 4)), params)
+    assert out.routing.expert_ids.shape == (sum(sparse), 1, 4, 2)
 
 
 def test_gradient_with_recomputation_is_the_gradient_without() -> None:
     config, params = tiny()
-    tokens = random_tokens(config, 2, 6)
+    tokens = random_tokens(config, 2, 12)
 
     def loss(params, remat):
         return jnp.sum(jnp.square(forward(params, config, tokens, remat=remat).hidden))
@@ -167,5 +171,5 @@ def test_initial_parameters_are_drawn_as_declared() -> None:
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
     assert float(jnp.std(params["run0"]["mlp"]["gate"].astype(jnp.float32))) == pytest.approx(0.05, rel=0.1)
     np.testing.assert_array_equal(np.asarray(params["final_norm"], np.float32), 1.0)
-    out = logits(params, config, random_tokens(config, 1, 4))
+    out = jax.eval_shape(lambda p: model.logits(p, config, random_tokens(config, 1, 4)), params)
     assert out.logits.dtype == jnp.float32
