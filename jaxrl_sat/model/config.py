@@ -53,7 +53,7 @@ class ModelConfig:
 
     def sparse(self, layer: int) -> bool:
         """Whether a layer routes to experts (every `decoder_sparse_step`-th does, `mlp_only_layers` never do)."""
-        chosen = layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
+        chosen = layer not in self.mlp_only_layers and (layer + 1) % max(1, self.decoder_sparse_step) == 0
         return self.num_experts > 0 and chosen
 
     @property
@@ -87,23 +87,19 @@ class Run:
         return self.stop - self.start
 
 
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+_SIZES += ("max_position_embeddings", "decoder_sparse_step")
+_MOE_SIZES = ("num_experts_per_tok", "moe_intermediate_size")
+_NUMBERS = ("rms_norm_eps", "rope_theta", "initializer_range")
+_SWITCHES = ("tie_word_embeddings", "norm_topk_prob")
+
+
 def _validate(config: ModelConfig) -> None:
-    _whole(config, 1, "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    _whole(config, 1, "head_dim", "max_position_embeddings", "decoder_sparse_step")
-    _whole(config, 0, "num_experts")
-    if not isinstance(config.mlp_only_layers, tuple):
-        raise InputError(f"model config: mlp_only_layers is {config.mlp_only_layers!r}; it must be a list of layers")
-    if config.num_experts:
-        _whole(config, 1, "num_experts_per_tok", "moe_intermediate_size")
-    if config.num_sparse_layers < config.num_hidden_layers:
-        _whole(config, 1, "intermediate_size")
-    for name in ("rms_norm_eps", "rope_theta", "initializer_range"):
-        value = getattr(config, name)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            raise InputError(f"model config: {name} is {value!r}; it must be a number above 0")
-    for name in ("tie_word_embeddings", "qk_norm", "attention_bias", "norm_topk_prob"):
-        if not isinstance(getattr(config, name), bool):
-            raise InputError(f"model config: {name} is {getattr(config, name)!r}; it must be true or false")
+    dense = config.num_sparse_layers < config.num_hidden_layers
+    sizes = (*_SIZES, *(_MOE_SIZES if config.num_experts else ()), *(("intermediate_size",) if dense else ()))
+    for name in (*sizes, *_NUMBERS):
+        if not getattr(config, name) > 0:
+            raise InputError(f"model config: {name} is {getattr(config, name)!r}; it must be above 0")
     if config.attention_bias:
         raise InputError("model config: attention_bias is True; only False is supported")
     if config.head_dim % 2:
@@ -119,17 +115,10 @@ def _validate(config: ModelConfig) -> None:
             f"it must be at most the number of experts ({config.num_experts})"
         )
     for layer in config.mlp_only_layers:
-        if not isinstance(layer, int) or not 0 <= layer < config.num_hidden_layers:
+        if not 0 <= layer < config.num_hidden_layers:
             raise InputError(
-                f"model config: mlp_only_layers names layer {layer!r}; layers are 0 to {config.num_hidden_layers - 1}"
+                f"model config: mlp_only_layers names layer {layer}; layers are 0 to {config.num_hidden_layers - 1}"
             )
-
-
-def _whole(config: ModelConfig, least: int, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InputError(f"model config: {name} is {value!r}; it must be a whole number of at least {least}")
 
 
 # ------------------------------------------------------------------------------------------------ config.json
@@ -204,8 +193,32 @@ def _from_hf(fields: Mapping[str, Any]) -> ModelConfig:
     if sparse:
         values["num_experts"] = _agreed(fields, "num_experts", "num_local_experts")
     values["rope_theta"] = _rope_theta(fields)
-    values["qk_norm"] = model_type != "llama"
-    return ModelConfig(**values)
+    return ModelConfig(**_typed(values), qk_norm=model_type != "llama")
+
+
+def _typed(values: dict[str, Any]) -> dict[str, Any]:
+    """The values, each of the type its field has."""
+
+    def is_whole(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool)
+
+    out = dict(values)
+    for name, value in values.items():
+        if name in _NUMBERS:
+            ok, kind = is_whole(value) or isinstance(value, float), "a number"
+            out[name] = float(value) if ok else value
+        elif name in _SWITCHES:
+            ok, kind = isinstance(value, bool), "true or false"
+        elif name == "mlp_only_layers":
+            ok, kind = isinstance(value, tuple) and all(map(is_whole, value)), "a list of layers"
+        elif name == "eos_token_id":
+            several = isinstance(value, tuple) and all(map(is_whole, value))
+            ok, kind = is_whole(value) or several, "a token id or a list of them"
+        else:
+            ok, kind = is_whole(value), "a whole number"
+        if not ok:
+            raise InputError(f"config.json: {name} is {value!r}; it must be {kind}")
+    return out
 
 
 def _default_head_dim(fields: Mapping[str, Any]) -> int:

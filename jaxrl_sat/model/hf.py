@@ -51,7 +51,9 @@ def load_hf(path: str | Path, dtype: str = "float32", shardings: Params | None =
         return jnp.asarray(array) if sharding is None else jax.device_put(array, sharding)
 
     trees = (abstract_params(config, dtype), *(() if shardings is None else (shardings,)))
-    return config, jax.tree_util.tree_map_with_path(read, *trees)
+    params = jax.tree_util.tree_map_with_path(read, *trees)
+    checkpoint.refuse_unread()
+    return config, params
 
 
 class Checkpoint:
@@ -73,19 +75,33 @@ class Checkpoint:
         for name in names:
             file = _open(folder / name)
             self._where.update(dict.fromkeys(file.keys(), file))
+        self._unread = set(self._where)
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
 
-    def read(self, name: str, *shapes: tuple[int, ...]) -> np.ndarray:
-        """The tensor; its shape must be one of those given."""
+    def shape(self, name: str, *allowed: tuple[int, ...]) -> tuple[int, ...]:
+        """The tensor's shape, which must be one of those allowed."""
         if name not in self._where:
             raise InputError(f"model folder {str(self.folder)!r} has no tensor {name!r}, which config.json calls for")
-        tensor = self._where[name].get_tensor(name)
-        if tensor.shape not in shapes:
-            allowed = " or ".join(str(shape) for shape in shapes)
-            raise InputError(f"tensor {name!r} has shape {tensor.shape}; config.json calls for {allowed}")
-        return tensor
+        shape = tuple(self._where[name].get_slice(name).get_shape())
+        if shape not in allowed:
+            wanted = " or ".join(str(shape) for shape in allowed)
+            raise InputError(f"tensor {name!r} has shape {shape}; config.json calls for {wanted}")
+        return shape
+
+    def read(self, name: str, *allowed: tuple[int, ...]) -> np.ndarray:
+        """The tensor; its shape must be one of those allowed."""
+        self.shape(name, *allowed)
+        self._unread.discard(name)
+        return self._where[name].get_tensor(name)
+
+    def refuse_unread(self) -> None:
+        """A tensor nobody asked for (a bias, a layer too many) means that this is another model than config.json's."""
+        for name in sorted(self._unread):
+            # Tied checkpoints may repeat their head; old ones hold the frequencies of the rotary embedding.
+            if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):
+                raise InputError(f"model folder {str(self.folder)!r} has {name!r}, which config.json does not call for")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -154,14 +170,15 @@ def _read_fused(checkpoint: Checkpoint, prefix: str, name: str, shape: tuple[int
     The two layouts look alike in one tensor if 2F = D, or in the other if F = D, but never in both.
     """
     e, d, f = shape if name != "down" else (shape[0], shape[2], shape[1])
-    gate_up = checkpoint.read(f"{prefix}gate_up_proj", (e, 2 * f, d), (e, d, 2 * f))
-    down = checkpoint.read(f"{prefix}down_proj", (e, d, f), (e, f, d))
-    output_first = gate_up.shape == (e, 2 * f, d) and down.shape == (e, d, f)
-    if not output_first and (gate_up.shape, down.shape) != ((e, d, 2 * f), (e, f, d)):
-        raise InputError(f"'{prefix}gate_up_proj' {gate_up.shape} and 'down_proj' {down.shape} disagree in layout")
-    if output_first:
-        gate_up, down = gate_up.swapaxes(1, 2), down.swapaxes(1, 2)
-    return {"gate": gate_up[..., :f], "up": gate_up[..., f:], "down": down}[name]
+    gate_up = checkpoint.shape(f"{prefix}gate_up_proj", (e, 2 * f, d), (e, d, 2 * f))
+    down = checkpoint.shape(f"{prefix}down_proj", (e, d, f), (e, f, d))
+    output_first = (gate_up, down) == ((e, 2 * f, d), (e, d, f))
+    if not output_first and (gate_up, down) != ((e, d, 2 * f), (e, f, d)):
+        raise InputError(f"'{prefix}gate_up_proj' {gate_up} and 'down_proj' {down} disagree in layout")
+    fused = f"{prefix}down_proj" if name == "down" else f"{prefix}gate_up_proj"
+    tensor = checkpoint.read(fused, down if name == "down" else gate_up)
+    tensor = tensor.swapaxes(1, 2) if output_first else tensor
+    return {"gate": tensor[..., :f], "up": tensor[..., f:], "down": tensor}[name]
 
 
 # ------------------------------------------------------------------------------------------------ export
@@ -185,8 +202,10 @@ def save_hf(path: str | Path, config: ModelConfig, params: Params) -> None:
             used = 0
         shards[-1][name] = np.ascontiguousarray(tensor)
         used += tensor.nbytes
+    for stale in (*folder.glob("model*.safetensors"), *folder.glob("model*.safetensors.index.json")):
+        stale.unlink()
     if len(shards) == 1:
-        save_file(shards[0], str(folder / "model.safetensors"), metadata={"format": "pt"})
+        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
     else:
         _save_shards(folder, shards)
     (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -48,7 +48,9 @@ def test_gradient_of_chunks_is_that_of_one_block(monkeypatch: pytest.MonkeyPatch
     args = tuple(jnp.asarray(x, jnp.float32) for x in arrays)
 
     def gradient():
-        loss = lambda *args: jnp.sum(jnp.sin(attention.attend_segments(*args, jnp.asarray(segments))))  # noqa: E731
+        def loss(q, k, v):
+            return jnp.sum(jnp.sin(attention.attend_segments(q, k, v, jnp.asarray(segments))))
+
         return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*args)
 
     whole = gradient()
@@ -62,7 +64,7 @@ def test_long_rows_never_hold_all_pairs() -> None:
     shapes = [(1, 4096, 2, 8), (1, 4096, 1, 8), (1, 4096, 1, 8)]
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     segments = jnp.ones((1, 4096), jnp.int32)
-    loss = jax.grad(lambda *args: jnp.sum(attention.attend_segments(*args, segments)), argnums=(0, 1, 2))
+    loss = jax.grad(lambda q, k, v: jnp.sum(attention.attend_segments(q, k, v, segments)), argnums=(0, 1, 2))
     largest = 0
     stack = [jax.make_jaxpr(loss)(*args).jaxpr]
     while stack:

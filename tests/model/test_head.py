@@ -55,6 +55,7 @@ def test_gradients_are_those_of_whole_logits(chunk: int) -> None:
 
     def ours(params, hidden):
         out = token_statistics(params, config, hidden, targets, 1.3, topk)
+        assert out.topk_logp is not None
         return sum(jnp.sum(w * x) for w, x in zip(weights, (out.logp, out.entropy, out.topk_logp), strict=True))
 
     def theirs(params, hidden):

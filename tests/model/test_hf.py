@@ -1,0 +1,167 @@
+"""Import and export: every spelling of a checkpoint gives the same parameters, every fault one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+from safetensors.numpy import load_file, save_file
+
+from jaxrl_sat.model import abstract_params, hf, load_hf, save_hf
+from jaxrl_sat.types import InputError
+from tests.model.helpers import FIXTURES, NAMES
+
+
+def assert_same(a, b) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def copy(name: str, folder: Path, change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Path:
+    """The fixture with its tensors changed."""
+    shutil.copytree(FIXTURES / name, folder, dirs_exist_ok=True)
+    save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_round_trip(name: str, tmp_path: Path) -> None:
+    config, params = load_hf(FIXTURES / name)
+    save_hf(tmp_path / "out", config, params)
+    again_config, again = load_hf(tmp_path / "out")
+    assert again_config == config
+    assert_same(again, params)
+    # The same tensors under the same names as transformers itself wrote.
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", FIXTURES / name))
+    assert_same(ours, theirs)
+
+
+def test_shapes_are_the_declared_ones() -> None:
+    config, params = load_hf(FIXTURES / "moe", "bfloat16")
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), abstract_params(config, "bfloat16")
+    )
+
+
+def test_bfloat16_round_trip(tmp_path: Path) -> None:
+    config, params = load_hf(FIXTURES / "moe", "bfloat16")
+    save_hf(tmp_path, config, params)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    assert_same(load_hf(tmp_path, "bfloat16")[1], params)
+    assert load_hf(tmp_path)[1]["embedding"].dtype == jnp.float32
+
+
+def fuse(tensors: dict[str, np.ndarray], output_first: bool) -> dict[str, np.ndarray]:
+    out = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for prefix in sorted({name.split(".experts.")[0] + ".experts." for name in tensors if ".experts." in name}):
+        count = len({name for name in tensors if name.startswith(prefix) and "gate_proj" in name})
+        gate, up, down = (
+            np.stack([tensors[f"{prefix}{e}.{part}_proj.weight"] for e in range(count)])
+            for part in ("gate", "up", "down")
+        )
+        fused = np.concatenate([gate, up], axis=1)
+        swap = (lambda x: x) if output_first else (lambda x: np.ascontiguousarray(x.swapaxes(1, 2)))
+        out[prefix + "gate_up_proj"], out[prefix + "down_proj"] = swap(fused), swap(down)
+    return out
+
+
+@pytest.mark.parametrize("output_first", [True, False])
+def test_fused_experts(output_first: bool, tmp_path: Path) -> None:
+    """Here 2 F = D, so the layout of gate_up_proj alone cannot be told from its shape: down_proj decides."""
+    config, expected = load_hf(FIXTURES / "moe")
+    assert 2 * config.moe_intermediate_size == config.hidden_size
+    folder = copy("moe", tmp_path, lambda tensors: fuse(tensors, output_first))
+    assert_same(load_hf(folder)[1], expected)
+
+
+def test_shards_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, params = load_hf(FIXTURES / "moe")
+    monkeypatch.setattr(hf, "MAX_SHARD_BYTES", 15_000)
+    save_hf(tmp_path, config, params)
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) >= 3
+    assert not (tmp_path / "model.safetensors").exists()
+    assert_same(load_hf(tmp_path)[1], params)
+    shards[1].unlink()
+    with pytest.raises(InputError, match=f"{shards[1].name} does not exist"):
+        load_hf(tmp_path)
+
+
+def test_export_over_an_older_one_leaves_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, params = load_hf(FIXTURES / "dense")
+    with monkeypatch.context() as patch:
+        patch.setattr(hf, "MAX_SHARD_BYTES", 9_000)
+        save_hf(tmp_path, config, jax.tree.map(jnp.zeros_like, params))
+    save_hf(tmp_path, config, params)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert_same(load_hf(tmp_path)[1], params)
+
+
+def test_parameters_go_where_they_belong() -> None:
+    config, _ = load_hf(FIXTURES / "dense")
+    device = jax.devices()[2]
+    shardings = jax.tree.map(lambda _: SingleDeviceSharding(device), abstract_params(config))
+    _, params = load_hf(FIXTURES / "dense", shardings=shardings)
+    assert {leaf.device for leaf in jax.tree.leaves(params)} == {device}
+
+
+def without(name: str) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    return lambda tensors: {key: value for key, value in tensors.items() if key != name}
+
+
+def halved(name: str) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    return lambda tensors: {**tensors, name: np.ascontiguousarray(tensors[name][: len(tensors[name]) // 2])}
+
+
+EXPERT = "model.layers.2.mlp.experts.3.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without("lm_head.weight"), "no tensor 'lm_head.weight'"),
+        (without(EXPERT), f"no tensor '{EXPERT}'"),
+        (without("model.norm.weight"), "no tensor 'model.norm.weight'"),
+        (halved(EXPERT), rf"'{EXPERT}' has shape \(4, 16\); config.json calls for \(8, 16\)"),
+        (halved("model.embed_tokens.weight"), r"shape \(14, 16\); config.json calls for \(29, 16\)"),
+        (lambda tensors: {**tensors, "model.layers.0.self_attn.q_proj.bias": np.zeros(24)}, "q_proj.bias"),
+        (lambda tensors: {**tensors, "model.layers.3.input_layernorm.weight": np.zeros(16)}, "layers.3"),
+    ],
+)
+def test_tensors_that_do_not_fit_the_config(change: Callable, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        load_hf(copy("moe", tmp_path, change))
+    assert "\n" not in str(error.value)
+
+
+def test_folders_and_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        load_hf(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"config\.json does not exist"):
+        load_hf(tmp_path)
+    shutil.copy(FIXTURES / "dense" / "config.json", tmp_path)
+    with pytest.raises(InputError, match=r"no model\.safetensors"):
+        load_hf(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not a checkpoint")
+    with pytest.raises(InputError, match="cannot be read as safetensors"):
+        load_hf(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(InputError, match="weight_map"):
+        load_hf(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InputError, match="is not JSON"):
+        load_hf(tmp_path)
+    with pytest.raises(InputError, match=r"'int8' is not one of float32, bfloat16, float16"):
+        load_hf(FIXTURES / "dense", "int8")
+
+
+def test_tied_checkpoint_may_repeat_its_head(tmp_path: Path) -> None:
+    folder = copy("llama", tmp_path, lambda t: {**t, "lm_head.weight": t["model.embed_tokens.weight"].copy()})
+    assert_same(load_hf(folder)[1], load_hf(FIXTURES / "llama")[1])
