@@ -1,4 +1,4 @@
-# make train   the embedded run, from nothing: environment, packages, 400 updates on two CPU cores (resumes if run again)
+# make train   the embedded run, from nothing: environment, packages, 300 updates on two CPU cores (resumes if run again)
 # make test    the test suite            make test-all   with the slow ones
 # make lint    ruff and pyright          make clean      remove what the above made, the runs excepted
 #

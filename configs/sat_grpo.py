@@ -26,15 +26,15 @@ def get_config(preset: str = "cpu") -> ConfigDict:
 def _cpu() -> Any:
     config: Any = ConfigDict()
     config.seed = 0
-    config.updates = 400
+    config.updates = 300
     config.recipe = "sat_grpo"
     config.model = ConfigDict({"path": "embedded", "dtype": "float32"})
-    config.data = ConfigDict({"path": "arithmetic", "prompts_per_update": 16, "max_prompt_tokens": 24})
+    config.data = ConfigDict({"path": "arithmetic", "prompts_per_update": 16, "max_prompt_tokens": 16})
     config.sampler = ConfigDict(
         {
             "group_size": 16,
             "temperature": 1.0,
-            "max_response_tokens": 16,
+            "max_response_tokens": 8,
             "topk": 20,
             "slots": 256,
             "cache_dtype": "float32",

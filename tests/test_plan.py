@@ -74,7 +74,7 @@ def test_memory(tmp_path: Path) -> None:
 def test_data_set_by_its_folder(tmp_path: Path) -> None:
     data = data_folder(tmp_path / "gsm", train=3200, test=5)
     facts = planned(tmp_path / "m", data__path=str(data))
-    assert facts["data"]["epochs"] == 2.0  # 400 updates x 16 prompts over 3200
+    assert facts["data"]["epochs"] == 1.5  # 300 updates x 16 prompts over 3200
     assert facts["evaluation"] == {
         "metric": "eval/gsm/avg_at_8",
         "problems": 5,
