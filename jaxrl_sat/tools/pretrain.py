@@ -177,7 +177,7 @@ def export(recipe: Recipe, params: Params, out: Path) -> None:
     write_tokenizer(out)
 
 
-def report(recipe: Recipe, params: Params, out: Path, problems: int = 1000) -> dict[str, Accuracy]:
+def report(recipe: Recipe, params: Params, out: Path, problems: int) -> dict[str, Accuracy]:
     """Measure the exported model on the test split, sampled and greedy, and print both."""
     tokenizer = Tokenizer.load(out)
     held_out = list(arithmetic.problems("test", problems, 0))
@@ -200,11 +200,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, required=True, help="folder of the model; its state is kept there meanwhile"
     )
+    parser.add_argument("--problems", type=int, default=1000, help="problems to measure it on, default %(default)s")
     for field in dataclasses.fields(Recipe):
         name = "--" + field.name.replace("_", "-")
         parser.add_argument(name, type=type(field.default), default=field.default, help="default %(default)s")
     given = vars(parser.parse_args(arguments))
-    out = given.pop("out")
+    out, problems = given.pop("out"), given.pop("problems")
     recipe = Recipe(**given)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -213,7 +214,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     export(recipe, params, out)
-    report(recipe, params, out)
+    report(recipe, params, out, problems)
     (out / STATE_FILE).unlink(missing_ok=True)
     return 0
 

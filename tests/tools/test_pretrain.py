@@ -144,23 +144,24 @@ def test_muon_takes_matrices_with_their_inputs_first():
     assert (layers["attention"]["o"].reduction_axis, layers["attention"]["o"].output_axis) == ((1, 2), (3,))
     assert (layers["mlp"]["down"].reduction_axis, layers["mlp"]["down"].output_axis) == ((2,), (3,))
     assert layers["mlp"]["router"] is None and layers["attention_norm"] is None and axes["embedding"] is None
-    assert jax.tree.structure(param_axes(TINY.model()), is_leaf=lambda x: isinstance(x, tuple)).num_leaves == 14
+    assert jax.tree.structure(param_axes(TINY.model()), is_leaf=lambda x: isinstance(x, tuple)).num_leaves == 15
 
 
 def test_greedy_sampling_takes_the_most_likely_token_of_the_whole_forward_pass(trained):
     params, config = trained[1], TINY.model()
-    prompts = jnp.asarray([[1, 4, 7, 16, 8, 5], [1, 4, 9, 5, 0, 0]])
-    lengths = jnp.asarray([6, 4])
-    found = sample(params, config, prompts, lengths, jax.random.key(0), jnp.float32(0.0), 3)
+    prompts, lengths, steps = [[1, 4, 7, 16, 8, 5], [1, 4, 9, 5]], [6, 4], 3
+    padded = jnp.asarray([row + [PAD_ID] * (6 - len(row)) for row in prompts])
+    found = sample(params, config, padded, jnp.asarray(lengths), jax.random.key(0), jnp.float32(0.0), steps).tolist()
+    whole = np.full((2, 6 + steps), PAD_ID)
     for row in range(2):
-        tokens = prompts[row, : int(lengths[row])].tolist()
-        for _ in range(3):
-            tokens.append(int(jnp.argmax(logits(params, config, jnp.asarray([tokens])).logits[0, -1])))
-        assert found[row].tolist() == tokens[int(lengths[row]) :]
+        whole[row, : lengths[row] + steps] = prompts[row] + found[row]
+    predicted = jnp.argmax(jax.jit(logits, static_argnums=1)(params, config, jnp.asarray(whole)).logits, axis=-1)
+    for row in range(2):
+        assert found[row] == predicted[row, lengths[row] - 1 :][:steps].tolist()
 
 
 def test_the_command_ends_with_a_model_and_says_how_good_it_is(capsys, tmp_path):
-    given = ["--steps", "2", "--careless-steps", "1", "--batch", "8", "--hidden-size", "16"]
+    given = ["--steps", "2", "--careless-steps", "1", "--batch", "8", "--hidden-size", "16", "--problems", "20"]
     assert pretrain.main(["--out", str(tmp_path), *given]) == 0
     said = capsys.readouterr().out
     assert "temperature 1: 0." in said and "greedy: 0." in said
