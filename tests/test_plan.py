@@ -67,8 +67,8 @@ def test_memory(tmp_path: Path) -> None:
     copy = facts["model"]["bytes"]
     assert facts["memory"]["reference policy"] == copy
     assert planned(tmp_path, loss__kl_coef=0.0)["memory"]["reference policy"] == 0
-    # 2 layers x keys and values x 8 slots x (32 prompt bucket + 16) x 2 heads x 8 x 4 bytes
-    assert facts["memory"]["sampler's cache"] == 2 * 2 * 8 * 48 * 2 * 8 * 4
+    # 2 layers x keys and values x 8 slots x (16 prompt bucket + 8) x 2 heads x 8 x 4 bytes
+    assert facts["memory"]["sampler's cache"] == 2 * 2 * 8 * 24 * 2 * 8 * 4
 
 
 def test_data_set_by_its_folder(tmp_path: Path) -> None:
