@@ -71,3 +71,21 @@ def test_order_is_a_stable_argsort(groups: int) -> None:
     ids = jnp.asarray(np.random.default_rng(1).integers(0, 7, 50), jnp.int32)
     expected = np.argsort(np.asarray(ids), kind="stable")
     np.testing.assert_array_equal(dispatch._stable_order(ids, groups), expected)
+
+
+def lowered(platform: str) -> str:
+    def loss(rows, weights, sizes):
+        return jnp.sum(dispatch.grouped_matmul(rows, weights, sizes))
+
+    args = jnp.ones((64, 4)), jnp.ones((3, 4, 5)), jnp.asarray([10, 20, 34], jnp.int32)
+    return jax.jit(jax.grad(loss, (0, 1))).trace(*args).lower(lowering_platforms=(platform,)).as_text()
+
+
+def test_the_formulation_is_chosen_when_lowered() -> None:
+    """A program lowered for another platform (ahead of time, without the device) takes that platform's products."""
+    cpu, tpu, cuda = map(lowered, ("cpu", "tpu", "cuda"))
+    assert "ragged_dot" in tpu
+    assert "ragged_dot" not in cpu + cuda
+    # One dense product over all blocks at once: 1 + 64 // 32 + 3 blocks of 32 rows at most.
+    assert "tensor<5x32x4xf32>" in cuda
+    assert "tensor<5x32x4xf32>" not in cpu + tpu

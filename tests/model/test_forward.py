@@ -13,7 +13,7 @@ from jaxrl_sat import model
 from jaxrl_sat.model import abstract_params, forward, init_params, load_hf
 from jaxrl_sat.types import RouterTrace
 from tests.model import reference
-from tests.model.helpers import FIXTURES, NAMES, TINY, gap, logits, random_tokens, tiny, tree_gap
+from tests.model.helpers import FIXTURES, NAMES, TINY, gap, logits, random_tokens, tiny
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -123,51 +123,41 @@ def test_runs_of_sparse_and_dense_layers(pattern: dict) -> None:
     assert out.routing.expert_ids.shape == (sum(sparse), 1, 4, 2)
 
 
-def test_gradient_with_recomputation_is_the_gradient_without() -> None:
-    config, params = tiny()
-    tokens = random_tokens(config, 2, 12)
-
-    def loss(params, remat):
-        return jnp.sum(jnp.square(forward(params, config, tokens, remat=remat).hidden))
-
-    kept, recomputed = (jax.jit(jax.grad(lambda p, r=remat: loss(p, r)))(params) for remat in (False, True))
-    assert tree_gap(recomputed, kept) < 1e-5
-
-
-@pytest.mark.parametrize("normalise", [True, False])
-def test_gradient_under_replay_is_the_finite_difference(normalise: bool) -> None:
-    """In float64, along a random direction of each parameter; the router's must not be zero."""
+@pytest.mark.parametrize(("normalise", "remat"), [(True, False), (False, True)])
+def test_gradient_under_replay_is_the_finite_difference(normalise: bool, remat: bool) -> None:
+    """Along a random direction of each parameter, in float64 but for norms and softmax; the router's is not zero."""
     config, params = tiny(norm_topk_prob=normalise)
-    tokens, weight = random_tokens(config, 1, 6), jax.random.normal(jax.random.key(2), (1, 6, config.vocab_size))
+    tokens, weight = random_tokens(config, 2, 12), jax.random.normal(jax.random.key(2), (2, 12, config.hidden_size))
     trace = logits(params, config, tokens).routing
     with jax.enable_x64(True):
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
 
         @jax.jit
+        @jax.value_and_grad
         def loss(params):
-            return jnp.sum(logits(params, config, tokens, replay=trace).logits * weight)
+            return jnp.sum(forward(params, config, tokens, replay=trace, remat=remat).hidden * weight)
 
-        gradient = jax.jit(jax.grad(loss))(params)
-        leaves, tree = jax.tree.flatten(params)
-        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
+        _, gradient = loss(params)
+        paths, tree = jax.tree_util.tree_flatten_with_path(params)
         rng, step = np.random.default_rng(6), 1e-3
-        for index, path in enumerate(paths):
-            direction = rng.normal(size=leaves[index].shape)
+        for index, (path, leaf) in enumerate(paths):
+            direction = rng.normal(size=leaf.shape)
 
             def at(t: float, index: int = index, direction: np.ndarray = direction) -> float:
-                moved = [leaf + t * direction if i == index else leaf for i, leaf in enumerate(leaves)]
-                return float(loss(jax.tree.unflatten(tree, moved)))
+                moved = [leaf + t * direction if i == index else leaf for i, (_, leaf) in enumerate(paths)]
+                return float(loss(jax.tree.unflatten(tree, moved))[0])
 
             slope = (at(step) - at(-step)) / (2 * step)
             expected = float(jnp.sum(jax.tree.leaves(gradient)[index] * direction))
-            assert abs(slope - expected) < 2e-2 * max(1.0, abs(slope)), path
-            if "router" in path:
-                assert abs(expected) > 1e-2, path
+            name = jax.tree_util.keystr(path)
+            assert abs(slope - expected) < 5e-3 * max(1.0, abs(slope)), name
+            # The head is not used here.
+            assert abs(expected) > 1e-2 or name == "['head']", name
 
 
 def test_initial_parameters_are_drawn_as_declared() -> None:
-    config, _ = tiny(initializer_range=0.05)
-    params = init_params(config, jax.random.key(0), "bfloat16")
+    config = dataclasses.replace(TINY, initializer_range=0.05)
+    params = jax.jit(lambda key: init_params(config, key, "bfloat16"))(jax.random.key(0))
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
     assert float(jnp.std(params["run0"]["mlp"]["gate"].astype(jnp.float32))) == pytest.approx(0.05, rel=0.1)
     np.testing.assert_array_equal(np.asarray(params["final_norm"], np.float32), 1.0)
