@@ -7,9 +7,11 @@ checkpoint before it.
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-import jax
 import orbax.checkpoint as ocp
 
 from jaxrl_sat.types import InputError, Params, TrainState
@@ -19,6 +21,8 @@ class Checkpointer:
     """Saves in the background, keeps the newest `keep`, restores into given shardings."""
 
     def __init__(self, folder: Path, keep: int):
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"--workdir: {folder} is not a folder; allowed: a work folder of its own")
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
@@ -36,20 +40,47 @@ class Checkpointer:
         items |= {f"version_{v}": ocp.args.StandardSave(p) for v, p in versions.items() if v != step}
         self._manager.save(step, args=ocp.args.Composite(**items))
 
-    def restore(self, abstract: TrainState, needed: list[int]) -> tuple[TrainState, dict[int, Params]]:
-        """The newest checkpoint: its state and the `needed` parameter versions.
+    def restore(
+        self, abstract: TrainState, needed: Callable[[int], list[int]]
+    ) -> tuple[TrainState, dict[int, Params]]:
+        """The newest checkpoint that can be read: its state and the parameter versions `needed(step)`.
 
-        `abstract` is the state as shape structs with shardings. Raises `InputError` if the checkpoint does not fit it
-        or lacks a version, as it would under another model, optimizer or lag schedule.
+        `abstract` is the state as shape structs with shardings. A newer one that cannot be read is moved aside, to
+        checkpoints_unreadable/, once an older one could be. Raises `InputError` if none fits, as it would be under
+        another model, optimizer or lag schedule; nothing is moved then.
         """
-        step = self.latest()
+        broken: list[int] = []
+        refused: InputError | None = None
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            try:
+                restored = self._restore(step, abstract, needed(step))
+            except InputError as error:
+                broken.append(step)
+                refused = refused or error
+                continue
+            self._move_aside(broken)
+            return restored
+        assert refused is not None
+        raise refused
+
+    def _move_aside(self, steps: list[int]) -> None:
+        folder = Path(self._manager.directory)
+        for step in steps:
+            aside = folder.with_name("checkpoints_unreadable")
+            aside.mkdir(exist_ok=True)
+            (folder / str(step)).replace(aside / f"{step}_{time.time_ns()}")
+            print(f"checkpoint {step} cannot be read and was moved to {aside}; an older one is used", file=sys.stderr)
+        if steps:
+            self._manager.reload()
+
+    def _restore(self, step: int, abstract: TrainState, needed: list[int]) -> tuple[TrainState, dict[int, Params]]:
         wanted = [v for v in needed if v != step]
         items = {"state": ocp.args.StandardRestore(abstract)}
         items |= {f"version_{v}": ocp.args.StandardRestore(abstract.params) for v in wanted}
         try:
             found = self._manager.restore(step, args=ocp.args.Composite(**items))
-        except (ValueError, KeyError, FileNotFoundError) as error:
-            reason = str(error).strip().splitlines()[0][:200]
+        except Exception as error:  # a damaged file raises whatever the reader of its part raises
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise InputError(
                 f"--workdir: checkpoint {step} in {self._manager.directory} does not fit this config ({reason}); "
                 "allowed: the config that wrote it, or another --workdir"
@@ -64,10 +95,7 @@ class Checkpointer:
 
     def close(self) -> None:
         """Finish writing and let go of the folder."""
-        self._manager.wait_until_finished()
-        self._manager.close()
-
-
-def abstract_state(state: TrainState) -> TrainState:
-    """Shapes, dtypes and shardings of a state, to restore into."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+        try:
+            self._manager.wait_until_finished()
+        finally:
+            self._manager.close()

@@ -49,14 +49,16 @@ def parse(argv: Sequence[str]) -> Command:
     parser.add_argument(
         "--config", required=True, metavar="FILE[:PRESET]", help=f"config file; presets: {', '.join(PRESETS)}"
     )
-    parser.add_argument("--workdir", type=Path, help="folder of the run, resumed if it holds one (runs/NAME OF CONFIG)")
+    parser.add_argument("--workdir", help="folder of the run, resumed if it holds one (runs/NAME OF CONFIG)")
     parser.add_argument("--dry-run", action="store_true", help="print the config, the meshes and the plan; run nothing")
     flags, rest = parser.parse_known_args(argv)
     path, colon, preset = flags.config.rpartition(":")
     file = Path(path if colon else flags.config)
     if colon and preset not in PRESETS:
         raise InputError(f"--config: preset {preset!r}; allowed: {', '.join(PRESETS)}")
-    workdir = flags.workdir or Path("runs") / file.stem
+    if flags.workdir is not None and (not flags.workdir or "\0" in flags.workdir):
+        raise InputError(f"--workdir: {flags.workdir!r}; allowed: a folder")
+    workdir = Path(flags.workdir or Path("runs") / file.stem)
     return Command(file, preset if colon else None, workdir, flags.dry_run, tuple(_overrides(rest)))
 
 
@@ -88,6 +90,7 @@ def load(command: Command, preset: str) -> ConfigDict:
     if not isinstance(config, ConfigDict):
         kind = type(config).__name__
         raise InputError(f"--config: get_config of {command.file} returned a {kind}; allowed: a ConfigDict")
+    config = ConfigDict(config)  # a frozen one is thawed
     for key, text in command.overrides:
         value = parse_text(RunConfig, key, text)
         holder: Any = config
@@ -102,8 +105,12 @@ def load(command: Command, preset: str) -> ConfigDict:
 
 
 def _get_config(file: Path) -> Callable[..., Any]:
-    if not file.is_file():
-        raise InputError(f"--config: {file} is not a file; allowed: a config file such as configs/sat_grpo.py")
+    try:
+        found = file.is_file()
+    except (OSError, ValueError):
+        found = False
+    if not found:
+        raise InputError(f"--config: {str(file)[:200]} is not a file; allowed: a config, as configs/sat_grpo.py")
     spec = importlib.util.spec_from_loader("jaxrl_sat_run_config", loader=None)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -128,7 +135,7 @@ def _blamed_on(file: Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         places = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
         line = error.lineno if isinstance(error, SyntaxError) else places[-1] if places else None
         what = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())

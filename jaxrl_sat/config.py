@@ -24,8 +24,8 @@ from jaxrl_sat.types import InputError
 
 PRESETS = ("cpu", "gpu", "tpu")
 
-Count = Annotated[int, Range(1)]
-CountOrNever = Annotated[int, Range(0)]  # 0: never
+Count = Annotated[int, Range(1, 10**6)]
+CountOrNever = Annotated[int, Range(0, 10**6)]  # 0: never
 Positive = Annotated[float, Range(0, above=True)]
 NotNegative = Annotated[float, Range(0)]
 Decay = Annotated[float, Range(0, 1, below=True)]
@@ -51,13 +51,17 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """`slots`: responses decoded at once. `topk`: log-probs recorded a token, at most the vocabulary."""
+    """`slots`: responses decoded at once. `topk`: log-probs recorded a token, at most the vocabulary.
 
-    group_size: Annotated[int, Range(2)]  # a group of one has no baseline: every advantage would be 0
+    `dtype`: of the sampler's weights, cast when they are handed over; `cache_dtype`: of its keys and values.
+    """
+
+    group_size: Annotated[int, Range(2, 4096)]  # a group of one has no baseline: every advantage would be 0
     temperature: Positive
-    max_response_tokens: Annotated[int, Range(2)]
+    max_response_tokens: Annotated[int, Range(2, 10**6)]
     topk: Count
     slots: Count
+    dtype: Dtype
     cache_dtype: Dtype
 
 
@@ -66,7 +70,7 @@ class Pipeline:
     """Which weights sample which batch: see `jaxrl_sat.pipeline.lag`."""
 
     mode: Literal["sync", "fixed", "interval"]
-    lag: Annotated[int, Range(0)]
+    lag: Annotated[int, Range(0, 1000)]
 
 
 @dataclasses.dataclass(frozen=True)

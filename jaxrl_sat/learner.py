@@ -2,7 +2,8 @@
 
 Everything here is a pure function of (state, reference parameters, batch). Losses leave the objectives as sums and
 counts, so the gradient of an update is exact however its rows are cut into microbatches or spread over devices: sums
-are added over the scan and divided once.
+are added over the scan and divided once. One thing does depend on the cut, as in the paper: SAT's reference scale q is
+that of a microbatch.
 """
 
 from __future__ import annotations
@@ -167,8 +168,10 @@ def train_step(
         step=state.step + 1,
         skipped=state.skipped + skip.astype(jnp.int32),
     )
-    report = {"train/loss": loss, "train/grad_norm": grad_norm, "train/skipped": new.skipped}
-    return new, report | finalise(metrics)
+    report = finalise(metrics) | {"train/loss": loss, "train/grad_norm": grad_norm, "train/skipped": new.skipped}
+    if not settings.kl_coef:
+        report["kl/ref"] = jnp.full((), jnp.nan)  # not measured, which is not 0
+    return new, report
 
 
 def recomputed_logp(params: Params, batch: Batch, settings: StepSettings) -> Float[Array, "N T"]:
@@ -186,7 +189,7 @@ class Learner:
     def __init__(self, settings: StepSettings, optimizer: optax.GradientTransformation, param_shardings: Params):
         self.settings = settings
         self._optimizer = optimizer
-        self._param_shardings = param_shardings
+        self.param_shardings = param_shardings
         self._replicated = NamedSharding(settings.mesh, PartitionSpec())
 
         def step(params: Params, rest: TrainState, ref_params: Params, batch: Batch, logp_old: Array) -> Any:
@@ -200,11 +203,23 @@ class Learner:
 
     def place_params(self, params: Params) -> Params:
         """Parameters on the trainer's mesh."""
-        return jax.device_put(params, self._param_shardings)
+        return jax.device_put(params, self.param_shardings)
+
+    def abstract(self, params: Params) -> TrainState:
+        """Shapes, dtypes and shardings of the state, to restore into."""
+        shardings = optim.state_shardings(self._optimizer, params, self.param_shardings)
+        shapes = (jax.eval_shape(lambda p: p, params), jax.eval_shape(self._optimizer.init, params))
+        placed = jax.tree.map(
+            lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+            shapes,
+            (self.param_shardings, shardings),
+        )
+        count = jax.ShapeDtypeStruct((), jnp.int32, sharding=self._replicated)
+        return TrainState(params=placed[0], opt_state=placed[1], step=count, skipped=count)
 
     def init(self, params: Params) -> TrainState:
         """The state before the first update, in the mesh's layout; `params` must lie on it already."""
-        shardings = optim.state_shardings(self._optimizer, params, self._param_shardings)
+        shardings = optim.state_shardings(self._optimizer, params, self.param_shardings)
         opt_state = jax.jit(self._optimizer.init, out_shardings=shardings)(params)
         zeros = [jax.device_put(jnp.zeros((), jnp.int32), self._replicated) for _ in range(2)]
         return TrainState(params=params, opt_state=opt_state, step=zeros[0], skipped=zeros[1])

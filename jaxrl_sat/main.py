@@ -21,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -28,8 +30,8 @@ def _run(argv: Sequence[str]) -> None:
     from jaxrl_sat import cli, config
 
     command = cli.parse(argv)
-    for name in ("jax", "absl", "orbax"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("jax").setLevel(logging.WARNING)
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of what checkpoint.py says in one line
     preset, found = (command.preset, "as asked") if command.preset else _preset_that_fits(command)
     run = config.from_config_dict(cli.load(command, preset))
     if command.dry_run:

@@ -112,7 +112,16 @@ def shardings(axes_tree: Any, rules: Rules, mesh: Mesh) -> Any:
 
 
 def check_fits(config: RunConfig, model_config: model.ModelConfig) -> None:
-    """Raise `InputError` for the first mesh axis that does not divide a dimension of the model it would cut."""
+    """Raise `InputError` for the first mesh axis that does not divide a dimension of the model it would cut.
+
+    Also for sequences longer than the model has positions for.
+    """
+    known = model_config.max_position_embeddings
+    if config.data.max_prompt_tokens + config.sampler.max_response_tokens > known:
+        raise InputError(
+            f"sampler.max_response_tokens: {config.sampler.max_response_tokens} after data.max_prompt_tokens "
+            f"{config.data.max_prompt_tokens}; allowed: {known} together, the model's max_position_embeddings"
+        )
     shapes = jax.tree.leaves(model.abstract_params(model_config))
     logical = jax.tree.leaves(model.param_axes(model_config), is_leaf=_is_axes)
     for name, rules in (("trainer", TRAINER_RULES), ("sampler", SAMPLER_RULES)):

@@ -27,14 +27,15 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def cut_back(path: Path, step: int) -> None:
-    """Keep the lines of updates up to `step`; a torn last line and everything later goes. No file is no lines."""
+    """Keep the lines of updates up to `step`; torn lines and everything later go. No file is no lines."""
     kept = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
         try:
             record = json.loads(line)
         except json.JSONDecodeError:
-            break
-        if record["step"] <= step:
+            continue
+        done = record.get("step") if isinstance(record, dict) else None
+        if isinstance(done, int) and done <= step:
             kept.append(line + "\n")
     replace_file(path, "".join(kept))
 
@@ -47,8 +48,12 @@ class Sink(Protocol):
         """Take the metrics after `step` updates."""
         ...
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Write out whatever is held back."""
+        ...
+
+    def close(self) -> None:
+        """Write out whatever is held back, and end."""
         ...
 
 
@@ -56,6 +61,8 @@ class JsonLines:
     """metrics.jsonl: a line an update, `step` = updates done, cut back to the checkpoint a run goes on from."""
 
     def __init__(self, path: Path, resumed_at: int | None):
+        if resumed_at is None and path.exists() and path.stat().st_size:
+            path.replace(path.with_name(path.name + ".old"))  # a run that never got to a checkpoint
         cut_back(path, -1 if resumed_at is None else resumed_at)
         self._file = path.open("a", buffering=1)
 
@@ -63,6 +70,9 @@ class JsonLines:
         """Append one line. Numbers that are not finite are written as null, so that any JSON reader can read on."""
         finite = {name: value if abs(value) < float("inf") else None for name, value in metrics.items()}
         self._file.write(json.dumps({"step": step, **finite}) + "\n")
+
+    def flush(self) -> None:
+        """Nothing: every line is written at once."""
 
     def close(self) -> None:
         """Close the file."""
@@ -80,6 +90,10 @@ class TensorBoard:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
+    def flush(self) -> None:
+        """Write the points held back."""
+        self._writer.flush()
+
     def close(self) -> None:
         """Flush and close."""
         self._writer.close()
@@ -92,6 +106,7 @@ class Progress:
         interval = 0.2 if sys.stderr.isatty() else 20.0
         self._bar = tqdm(total=total, initial=start, unit="update", mininterval=interval, dynamic_ncols=True)
         self._done = start
+        self._skipped = float("inf") if start else 0  # how many were before a resume shows at its first update
 
     def write(self, step: int, metrics: Metrics) -> None:
         """Move the bar to `step`."""
@@ -105,9 +120,15 @@ class Progress:
         self._bar.set_postfix(postfix, refresh=False)
         self._bar.update(step - self._done)
         self._done = step
+        if metrics.get("train/skipped", 0) > self._skipped:
+            self._skipped = metrics["train/skipped"]
+            self._bar.write(f"update {step} skipped: loss not finite or no active token", file=sys.stderr)
         for name, value in metrics.items():
             if name.startswith("eval/"):
                 self._bar.write(f"after {step} updates: {name} = {value:.4f}", file=sys.stderr)
+
+    def flush(self) -> None:
+        """Nothing: what a person sees is never held back."""
 
     def close(self) -> None:
         """Leave the bar where it is."""
@@ -124,6 +145,11 @@ class Log:
         """Send the metrics after `step` updates to every sink."""
         for sink in self._sinks:
             sink.write(step, metrics)
+
+    def flush(self) -> None:
+        """Make every sink write what it holds back."""
+        for sink in self._sinks:
+            sink.flush()
 
     def __enter__(self) -> Log:
         return self

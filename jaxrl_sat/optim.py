@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -13,8 +14,14 @@ def make_optimizer(
     learning_rate: float, b1: float, b2: float, eps: float, max_grad_norm: float
 ) -> optax.GradientTransformation:
     """Adam with clipped gradients; `max_grad_norm` is the largest global L2 norm let through."""
+    adam = optax.adam(learning_rate, b1=b1, b2=b2, eps=eps)
+
+    def init(params: Params) -> optax.OptState:
+        # Gradients come in float32 whatever the parameters are, and moments lose too much in less.
+        return adam.init(optax.tree.cast(params, jnp.float32))
+
     return optax.chain(
-        optax.clip_by_global_norm(max_grad_norm), optax.adam(learning_rate, b1=b1, b2=b2, eps=eps)
+        optax.clip_by_global_norm(max_grad_norm), optax.GradientTransformation(init, adam.update)
     )
 
 

@@ -42,9 +42,21 @@ def render(config: RunConfig, preset: str) -> str:
     return json.dumps(document, indent=2)
 
 
+def model_folder(config: RunConfig) -> Path:
+    """The folder that `model.path` names."""
+    return embedded.model_path() if config.model.path == "embedded" else Path(config.model.path).expanduser()
+
+
+def data_name(config: RunConfig) -> str:
+    """What the data set is called in metrics: its own name, not that of the folder it lies in."""
+    if config.data.path == "arithmetic":
+        return config.data.path
+    return str(_dataset_info(config.data.path).get("name") or Path(config.data.path).resolve().name)
+
+
 def read_model_config(config: RunConfig) -> model.ModelConfig:
     """The model that `model.path` names, from its config.json alone: no weights are needed to plan."""
-    folder = embedded.model_path() if config.model.path == "embedded" else Path(config.model.path)
+    folder = model_folder(config)
     if not folder.is_dir():
         raise InputError(
             f"model.path: {config.model.path!r} is not a folder; allowed: embedded, or a Hugging Face checkpoint folder"
@@ -101,7 +113,7 @@ def _data(config: RunConfig) -> dict[str, Any]:
     problems = _problems(config.data.path)
     drawn = config.updates * config.data.prompts_per_update
     return {
-        "set": Path(config.data.path).name,
+        "set": data_name(config),
         "made by": "the run itself, once" if config.data.path == "arithmetic" else "the user",
         "problems": problems,
         "prompts drawn": drawn,
@@ -115,13 +127,21 @@ def _problems(path: str) -> dict[str, int]:
         from jaxrl_sat.data import builder
 
         return dict(builder.SIZES)
-    infos = [info for depth in ("", "*/", "*/*/") for info in Path(path).glob(f"{depth}dataset_info.json")]
+    try:
+        splits = _dataset_info(path)["splits"]
+        return {split["name"]: sum(map(int, split["shardLengths"])) for split in splits}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"data.path: {path!r} has splits that cannot be read; allowed: a set TFDS wrote") from error
+
+
+def _dataset_info(path: str) -> dict[str, Any]:
+    folder = Path(path).expanduser()
+    infos = [info for depth in ("", "*/", "*/*/") for info in folder.glob(f"{depth}dataset_info.json")]
     if not infos:
         raise InputError(f"data.path: {path!r} holds no data set; allowed: arithmetic, or the folder of a TFDS set")
     try:
-        splits = json.loads(infos[0].read_text(encoding="utf-8"))["splits"]
-        return {split["name"]: sum(map(int, split["shardLengths"])) for split in splits}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return json.loads(infos[0].read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise InputError(f"data.path: {infos[0]} cannot be read; allowed: one that TFDS wrote") from error
 
 
@@ -191,7 +211,7 @@ def _versions_in_flight(config: RunConfig) -> int:
 def _evaluation(config: RunConfig) -> dict[str, Any]:
     problems = min(config.eval.problems, _problems(config.data.path).get("test", config.eval.problems))
     return {
-        "metric": f"eval/{Path(config.data.path).name}/avg_at_{config.eval.samples}",
+        "metric": f"eval/{data_name(config)}/avg_at_{config.eval.samples}",
         "problems": problems,
         "responses": problems * config.eval.samples,
         "drawn": f"at temperature {config.eval.temperature:g}" if config.eval.temperature else "greedily",
@@ -222,6 +242,9 @@ def _short(steps: list[int]) -> str:
 def _memory(config: RunConfig, model_config: model.ModelConfig, copy: int) -> dict[str, Any]:
     """`copy`: bytes of the parameters once."""
     versions = _versions_in_flight(config)
+    handed = jax.tree.leaves(model.abstract_params(model_config, config.sampler.dtype))
+    # While a version is handed over it stands on the sampler once more, not yet in its layout.
+    sampled = (versions + 1) * sum(math.prod(array.shape) * array.dtype.itemsize for array in handed)
     reference = copy if config.loss.kl_coef else 0
     trainer, sampler = config.mesh.trainer, config.mesh.sampler
     # A prompt takes a bucket in the cache: the next power of two, from 16.
@@ -239,10 +262,10 @@ def _memory(config: RunConfig, model_config: model.ModelConfig, copy: int) -> di
         "reference policy": reference,
         "trainer's copies of the versions in flight": versions * copy,
         "trainer, a device": math.ceil(state / (trainer.fsdp * trainer.expert * trainer.tensor)),
-        "sampler's copies of the versions in flight": versions * copy,
+        "sampler's copies of the versions in flight": sampled,
         "sampler's cache": cache_bytes,
         "sampler, a device": math.ceil(
-            versions * copy / (sampler.expert * sampler.tensor) + cache_bytes / (sampler.data * sampler.tensor)
+            sampled / (sampler.expert * sampler.tensor) + cache_bytes / (sampler.data * sampler.tensor)
         ),
         "checkpoint on disk": kept,
         "checkpoints on disk": kept * config.checkpoint.keep,

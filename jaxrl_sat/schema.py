@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,10 +33,10 @@ class Range:
         return over and (value < self.high if self.below else value <= self.high)
 
     def __str__(self) -> str:
-        low = f"above {self.low:g}" if self.above else f"{self.low:g} or more"
+        low = f"above {self.low}" if self.above else f"{self.low} or more"
         if self.high == math.inf:
             return low
-        return f"{low}, {'below' if self.below else 'at most'} {self.high:g}"
+        return f"{low}, {'below' if self.below else 'at most'} {self.high}"
 
 
 def flat_keys(cls: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -56,6 +57,8 @@ def parse_text(cls: Any, key: str, text: str) -> Any:
     try:
         if kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        if kind is int and not re.fullmatch(r"[-+]?\d+", text, re.ASCII):
+            raise ValueError
         return kind(text)
     except (ValueError, KeyError) as error:
         raise InputError(f"{key}: {text!r}; allowed: {describe(keys[key])}") from error
@@ -121,7 +124,8 @@ def _checked(key: str, hint: Any, value: Any) -> Any:
     kind, limit = plain(hint)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    fits = type(value) is kind and (kind is not float or math.isfinite(value))
+    # What float32 cannot hold would be 0 or infinite where it is used.
+    fits = type(value) is kind and (kind is not float or value == 0 or 1e-37 < abs(value) < 3e38)
     if fits and isinstance(limit, Range):
         fits = limit.holds(value)
     if fits and isinstance(limit, tuple):

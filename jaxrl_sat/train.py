@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_sat import config as config_lib
-from jaxrl_sat import embedded, evaluate, mesh, metrics, model, optim, rewards, sampler
-from jaxrl_sat.checkpoint import Checkpointer, abstract_state
+from jaxrl_sat import evaluate, mesh, metrics, model, optim, plan, rewards, sampler
+from jaxrl_sat.checkpoint import Checkpointer
 from jaxrl_sat.config import RunConfig
 from jaxrl_sat.data import packing
 from jaxrl_sat.data.loader import PromptLoader
@@ -64,26 +64,16 @@ class StopSignal:
                 signal.signal(number, handler)
 
 
-@dataclasses.dataclass(frozen=True)
-class Policy:
-    """The model a run starts from, with its tokenizer."""
-
-    config: model.ModelConfig
-    params: Params
-    tokenizer: Tokenizer
-
-
-def load_policy(config: RunConfig) -> Policy:
-    """Read model and tokenizer; `InputError` where the vocabulary does not fit."""
-    folder = embedded.model_path() if config.model.path == "embedded" else Path(config.model.path)
+def load_tokenizer(config: RunConfig, model_config: model.ModelConfig) -> Tokenizer:
+    """The tokenizer beside the model; `InputError` where it has words that the model does not know."""
+    folder = plan.model_folder(config)
     tokenizer = Tokenizer.load(folder)
-    model_config, params = model.load_hf(folder, config.model.dtype)
     if tokenizer.vocab_size > model_config.vocab_size:
         raise InputError(
             f"model.path: the tokenizer in {folder} has {tokenizer.vocab_size} words; "
             f"allowed: {model_config.vocab_size} or fewer, the model's vocab_size"
         )
-    return Policy(model_config, params, tokenizer)
+    return tokenizer
 
 
 def make_learner(config: RunConfig, model_config: model.ModelConfig, meshes: mesh.Meshes) -> Learner:
@@ -119,6 +109,7 @@ def make_engine(
         max_response_tokens=config.sampler.max_response_tokens,
         sampling=sampling,
         topk=min(config.sampler.topk, model_config.vocab_size),
+        dtype=config.sampler.dtype,
         cache_dtype=config.sampler.cache_dtype,
         rules=mesh.SAMPLER_RULES,
     )
@@ -128,12 +119,11 @@ def restore_or_init(
     learner: Learner, checkpoints: Checkpointer, config: RunConfig, params: Params
 ) -> tuple[TrainState, dict[int, Params]]:
     """The state to go on from and the parameter versions in flight there."""
-    state = learner.init(params)
-    step = checkpoints.latest()
-    if step is None:
-        return state, {0: params}
-    needed = lag.versions_needed(config.pipeline.mode, config.pipeline.lag, step)
-    return checkpoints.restore(abstract_state(state), needed)
+    if checkpoints.latest() is None:
+        return learner.init(params), {0: params}
+    return checkpoints.restore(
+        learner.abstract(params), lambda step: lag.versions_needed(config.pipeline.mode, config.pipeline.lag, step)
+    )
 
 
 def score(rollouts: Sequence[Rollout], tokenizer: Tokenizer) -> np.ndarray:
@@ -161,18 +151,21 @@ class Run:
 
 def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[Run, TrainState]:
     """Data, model, meshes, learner, state and sampler of a run, the sampler not yet started."""
-    policy = load_policy(config)
-    tokenizer = policy.tokenizer
+    model_config = plan.read_model_config(config)
+    mesh.check_fits(config, model_config)
+    tokenizer = load_tokenizer(config, model_config)
     loader = PromptLoader(
         config.data.path, "train", tokenizer, config.seed, config.data.prompts_per_update, config.data.max_prompt_tokens
     )
-    held_out = PromptLoader(config.data.path, "test", tokenizer, config.seed, 1, config.data.max_prompt_tokens)
-    mesh.check_fits(config, policy.config)
+    prompts = []
+    if config.eval.every:
+        held_out = PromptLoader(config.data.path, "test", tokenizer, config.seed, 1, config.data.max_prompt_tokens)
+        prompts = held_out.eval_prompts(config.eval.problems)
     meshes = mesh.make_meshes(config, jax.devices())
-    learner = make_learner(config, policy.config, meshes)
-    params = learner.place_params(policy.params)
+    learner = make_learner(config, model_config, meshes)
+    _, params = model.load_hf(plan.model_folder(config), config.model.dtype, learner.param_shardings)
     state, versions = restore_or_init(learner, checkpoints, config, params)
-    engine = make_engine(config, policy.config, meshes, tokenizer.eos_ids)
+    engine = make_engine(config, model_config, meshes, tokenizer.eos_ids)
 
     store = WeightStore(config.pipeline.mode, config.pipeline.lag, engine.load_params)
     for version in sorted(versions):
@@ -192,21 +185,25 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
         capacity=lag.batches_ahead(config.pipeline.mode, config.pipeline.lag),
         device_lock=device_lock,
     )
-    prompts = held_out.eval_prompts(config.eval.problems)
     run = Run(
         config, folder, tokenizer, prompts, learner, params, store, engine, thread, checkpoints, device_lock
     )
     return run, state
 
 
-def evaluation(run: Run, params: Params, step: int) -> dict[str, float]:
-    """avg@k of the weights after `step` updates on the held-out problems."""
+def evaluation(run: Run, params: Params, step: int, stop: StopSignal) -> dict[str, float]:
+    """avg@k of the weights after `step` updates on the held-out problems; nothing if asked to stop meanwhile."""
     samples = run.config.eval.samples
-    weights = run.store.weights(step) or run.engine.load_params(params, step)
+    weights = run.store.weights(step)
+    if weights is None:
+        with run.device_lock:
+            weights = run.engine.load_params(params, step)
     wanted = requests.evaluation_requests(run.eval_prompts, samples, run.config.seed)
-    scores = score(run.sampler.evaluate(weights, wanted, run.config.eval.temperature), run.tokenizer)
-    name = Path(run.config.data.path).name
-    return {f"eval/{name}/avg_at_{samples}": evaluate.avg_at_k(scores, samples)}
+    rollouts = run.sampler.evaluate(weights, wanted, run.config.eval.temperature, lambda: stop.requested)
+    if rollouts is None:
+        return {}
+    avg = evaluate.avg_at_k(score(rollouts, run.tokenizer), samples)
+    return {f"eval/{plan.data_name(run.config)}/avg_at_{samples}": avg}
 
 
 def learn(
@@ -225,13 +222,12 @@ def learn(
     )
     packed = packing.pack(rollouts, advantage, config.learner.row_tokens, config.learner.microbatch_rows)
     staleness = int(state.step) - packed.versions[packed.mask]
-    with run.device_lock:
-        batch = run.learner.place(packed)
-        logp_old = batch.behaviour_logp
-        if needs_recomputed(run.learner.settings.objective):
-            logp_old = run.learner.logp_old(batch, _sampled_by(run, packed))
-        state, report = run.learner.step(state, run.ref_params, batch, logp_old)
-        values = {name: float(value) for name, value in jax.device_get(report).items()}
+    batch = run.learner.place(packed)
+    logp_old = batch.behaviour_logp
+    if needs_recomputed(run.learner.settings.objective):
+        logp_old = run.learner.logp_old(batch, _sampled_by(run, packed))
+    state, report = run.learner.step(state, run.ref_params, batch, logp_old)
+    values = {name: float(value) for name, value in jax.device_get(report).items()}
     lags = {"staleness/lag_mean": float(staleness.mean()), "staleness/lag_max": float(staleness.max())}
     return state, values | lags, advantage
 
@@ -275,38 +271,38 @@ def loop(run: Run, state: TrainState, log: metrics.Log, stop: StopSignal) -> Tra
     config = run.config
     start = int(state.step)
     if start == 0 and config.eval.every:
-        log.write(0, evaluation(run, state.params, 0))
+        log.write(0, evaluation(run, state.params, 0, stop))
     for step in range(start + 1, config.updates + 1):
         began = time.perf_counter()
         taken = run.sampler.take(step - 1, lambda: stop.requested)
         if taken is None:
             break
-        waited = time.perf_counter() - began
-
         scores = score(taken.rollouts, run.tokenizer)
-        state, learned, advantage = learn(run, state, taken.rollouts, scores)
-
-        publishing = time.perf_counter()
-        with run.device_lock:
-            run.store.publish(state.params, step)
+        with run.device_lock:  # on one device the sampler's turn ends here, and waiting for it is waiting for rollouts
+            learning = time.perf_counter()
+            state, learned, advantage = learn(run, state, taken.rollouts, scores)
+            publishing = time.perf_counter()
+            weights = run.store.publish(state.params, step)
+            jax.block_until_ready(weights.decode_params if weights else None)
         run.sampler.notify()
         ended = time.perf_counter()
 
         values = rollout_metrics(taken.rollouts, scores, taken.generate_s) | learned
         tokens = sum(len(r.request.prompt.tokens) + len(r.tokens) for r in taken.rollouts)
         values |= {
-            "train/tokens_per_s": tokens / (publishing - began - waited),
+            "train/tokens_per_s": tokens / (publishing - learning),
             "time/step_s": ended - began,
-            "time/rollout_wait_s": waited,
+            "time/rollout_wait_s": learning - began,
             "time/handoff_s": ended - publishing,
         }
         if step in due(config.log.rollouts_every, config.updates):
             records = readable(run, step, taken.rollouts, scores, advantage)
             metrics.save_rollouts(run.folder / "rollouts", step, records)
-        if step in due(config.eval.every, config.updates):
-            values |= evaluation(run, state.params, step)
+        if step in due(config.eval.every, config.updates) and not stop.requested:
+            values |= evaluation(run, state.params, step, stop)
         log.write(step, values)
         if step in due(config.checkpoint.every, config.updates):
+            log.flush()
             run.checkpoints.save(state, run.store.in_flight())
         if stop.requested:
             break
@@ -321,16 +317,15 @@ def run(config: RunConfig, folder: Path) -> None:
     """
     stop = StopSignal()
     with claimed(folder), stop.watching(), contextlib.closing(_checkpointer(config, folder)) as checkpoints:
-        resumed_at = checkpoints.latest()
         resolved = config_lib.to_dict(config)
-        if resumed_at is not None:
-            check_same_run(folder, resolved)
+        check_same_run(folder, resolved, resumes=checkpoints.latest() is not None)
         built, state = build(config, folder, checkpoints)
-        record_config(folder, resolved)
         done = int(state.step)
         if done >= config.updates:
             print(f"{folder}: all {config.updates} updates are done; a larger updates goes on", file=sys.stderr)
             return
+        record_config(folder, resolved)
+        resumed_at = done or None  # stopped before the first update is not begun
         sinks: list[metrics.Sink] = [metrics.JsonLines(folder / "metrics.jsonl", resumed_at)]
         if config.log.tensorboard:
             sinks.append(metrics.TensorBoard(folder / "tensorboard", resumed_at))

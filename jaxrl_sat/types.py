@@ -11,7 +11,9 @@ k experts a token, N rows, T positions of a row, V words.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,18 @@ Params = Any
 
 class InputError(ValueError):
     """What the user gave cannot be used. The text is one line: what, which value, what is allowed. Exit status 2."""
+
+
+@contextlib.contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Turn whatever goes wrong while the user's `what` is read into an `InputError` that names it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise InputError(f"{what} cannot be used ({reason}); allowed: a file as its format has it") from error
 
 
 # ------------------------------------------------------------------------------------------------ host side

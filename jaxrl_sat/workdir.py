@@ -22,8 +22,8 @@ def claimed(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("a")
-    except OSError as error:
-        raise InputError(f"--workdir: {folder} cannot be written ({error.strerror}); allowed: a folder") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"--workdir: {folder} cannot be written ({error}); allowed: a folder") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -40,15 +40,29 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def check_same_run(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse, by `InputError`, to resume the run in `folder` with a configuration that would learn something else."""
+def check_same_run(folder: Path, config: Mapping[str, Any], resumes: bool) -> None:
+    """Refuse, by `InputError`, what would harm the folder.
+
+    That is resuming its run with a configuration that would learn something else, and writing over a config.json that
+    no run wrote (a model's, say).
+    """
     path = folder / "config.json"
-    before = flat(json.loads(path.read_text())) if path.exists() else {}
+    if not path.exists():
+        if resumes:
+            raise InputError(f"--workdir: {folder} has checkpoints but no config.json; allowed: the one they came with")
+        return
+    try:
+        written = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise InputError(f"--workdir: {path} is not JSON ({error}); allowed: what a run wrote there") from error
+    before = flat(written) if isinstance(written, dict) else {}
+    if not {"recipe", "updates"} <= before.keys():
+        raise InputError(f"--workdir: {path} is not a run's; allowed: a new folder, or that of a run")
     now = flat(json.loads(json.dumps(config)))
-    for key in sorted(before.keys() & now.keys()):
-        if key.split(".")[0] not in MAY_CHANGE and before[key] != now[key]:
+    for key in sorted(before.keys() | now.keys()) if resumes else ():
+        if key.split(".")[0] not in MAY_CHANGE and before.get(key) != now.get(key):
             raise InputError(
-                f"{key}: {now[key]!r}, but the run in {folder} was started with {before[key]!r}; "
+                f"{key}: {now.get(key)!r}, but the run in {folder} was started with {before.get(key)!r}; "
                 "allowed: the same value, or another --workdir"
             )
 

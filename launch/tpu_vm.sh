@@ -16,6 +16,6 @@ test -d jaxrl_sat || git clone '$REPO' jaxrl_sat
 cd jaxrl_sat
 make venv EXTRA=tpu
 .venv/bin/python -m jaxrl_sat.main --config=configs/sat_grpo.py:tpu --workdir='$WORKDIR' \
-  --config.model.path='$MODEL' --config.data.path='$DATA' $*"
+  --config.model.path='$MODEL' --config.data.path='$DATA' ${*@Q}"
 
 exec gcloud compute tpus tpu-vm ssh "$TPU" --zone="$ZONE" --worker=0 --command="$run"

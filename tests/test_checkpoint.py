@@ -1,12 +1,14 @@
 """Checkpoints give back every bit, refuse what does not fit, and an unfinished write hides nothing."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from jaxrl_sat.checkpoint import Checkpointer, abstract_state
+from jaxrl_sat.checkpoint import Checkpointer
 from jaxrl_sat.types import InputError, TrainState
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
@@ -17,6 +19,10 @@ def make_state(step: int, value: float, shape=(2, 3)) -> TrainState:
     return TrainState(
         params=params, opt_state=OPTIMIZER.init(params), step=jnp.int32(step), skipped=jnp.int32(step // 2)
     )
+
+
+def abstract_state(state: TrainState) -> TrainState:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
 
 
 @pytest.fixture
@@ -32,7 +38,7 @@ def test_state_and_versions_come_back_bitwise(checkpoints):
     older = {"layer": {"kernel": jnp.full((2, 3), 0.1)}}
     checkpoints.save(state, {3: older, 4: state.params})
     checkpoints.wait()
-    restored, versions = checkpoints.restore(abstract_state(make_state(0, 0.0)), [3, 4])
+    restored, versions = checkpoints.restore(abstract_state(make_state(0, 0.0)), lambda step: [3, step])
     jax.tree.map(np.testing.assert_array_equal, restored, state)
     assert sorted(versions) == [3, 4]
     jax.tree.map(np.testing.assert_array_equal, versions[3], older)
@@ -49,7 +55,7 @@ def test_newest_complete_checkpoint_is_used_and_old_ones_go(checkpoints, tmp_pat
     (tmp_path / "checkpoints" / "4.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
     fresh = Checkpointer(tmp_path / "checkpoints", keep=2)
     assert fresh.latest() == 3
-    restored, _ = fresh.restore(abstract_state(make_state(0, 0.0)), [])
+    restored, _ = fresh.restore(abstract_state(make_state(0, 0.0)), lambda _: [])
     assert int(restored.step) == 3 and float(restored.params["layer"]["kernel"][0, 0]) == 3.0
     fresh.close()
 
@@ -61,5 +67,30 @@ def test_what_does_not_fit_is_refused_in_one_line(checkpoints, abstract, needed)
     checkpoints.save(make_state(2, 1.0), {})
     checkpoints.wait()
     with pytest.raises(InputError, match="checkpoint 2 in .* does not fit this config") as error:
-        checkpoints.restore(abstract_state(abstract), needed)
+        checkpoints.restore(abstract_state(abstract), lambda _: needed)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["emptied", "truncated", "stray"])
+def test_damaged_newest_checkpoint_does_not_hide_the_one_before(tmp_path, damage):
+    folder = tmp_path / "checkpoints"
+    first = Checkpointer(folder, keep=3)
+    for step in (1, 2):
+        first.save(make_state(step, float(step)), {})
+    first.close()
+    if damage == "stray":
+        (folder / "7").mkdir()
+    elif damage == "emptied":
+        shutil.rmtree(folder / "2" / "state")
+    else:
+        for path in (folder / "2" / "state").rglob("*"):
+            if path.is_file():
+                path.write_bytes(path.read_bytes()[:3])
+    second = Checkpointer(folder, keep=3)
+    state, _ = second.restore(abstract_state(make_state(0, 0.0)), lambda _: [])
+    assert int(state.step) == (2 if damage == "stray" else 1)
+    second.save(make_state(3, 3.0), {})
+    second.wait()
+    assert second.latest() == 3
+    assert len(list((tmp_path / "checkpoints_unreadable").iterdir())) == 1
+    second.close()

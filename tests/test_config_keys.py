@@ -31,6 +31,7 @@ OTHER: dict[str, Any] = {
     "sampler.max_response_tokens": 12,
     "sampler.topk": 10,
     "sampler.slots": 4,
+    "sampler.dtype": "bfloat16",
     "sampler.cache_dtype": "bfloat16",
     "pipeline.mode": "fixed",
     "pipeline.lag": 2,

@@ -46,6 +46,9 @@ def test_log_reaches_every_sink_and_closes_them_on_error(tmp_path):
         def write(self, step: int, metrics: metrics.Metrics) -> None:
             self.seen.append((step, metrics))
 
+        def flush(self) -> None:
+            pass
+
         def close(self) -> None:
             self.closed = True
 

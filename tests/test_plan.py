@@ -33,7 +33,7 @@ def test_model(tmp_path: Path) -> None:
 def test_rollouts(tmp_path: Path) -> None:
     facts = planned(tmp_path)["rollouts"]
     assert facts["responses an update"] == 16 * 16
-    assert facts["new tokens an update at most"] == 256 * 16
+    assert facts["new tokens an update at most"] == 256 * 8
     # token, log-prob and version; 20 ids and log-probs; 2 layers of 2 expert ids in a byte each
     assert facts["record bytes a token"] == 12 + 20 * 8 + 4
     assert planned(tmp_path, sampler__topk=500)["rollouts"]["log-probs recorded a token"] == 32
@@ -41,8 +41,8 @@ def test_rollouts(tmp_path: Path) -> None:
 
 def test_learner(tmp_path: Path) -> None:
     facts = planned(tmp_path)["learner"]
-    assert facts["rows an update at most"] == 256  # 40 tokens each: one a row of 64
-    assert facts["microbatches an update at most"] == 64
+    assert facts["rows an update at most"] == 128  # 24 tokens each: two a row of 64
+    assert facts["microbatches an update at most"] == 32
     assert facts["advantage of the only right answer of a group"] == 3.75  # (1 - 1/16) / (1/4)
     centred = planned(tmp_path, loss__std_normalize=False)["learner"]
     assert centred["advantage of the only right answer of a group"] == 0.9375

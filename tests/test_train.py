@@ -127,7 +127,7 @@ def test_sync_in_float32_is_on_policy(tmp_path, model_folder):
     records = run(tmp_path, model_folder, pipeline__mode="sync", pipeline__lag=0, loss__kl_coef=0.0)[1:]
     assert all(r["staleness/lag_max"] == 0 for r in records)
     assert max(r["staleness/abs_d_max"] for r in records) < 1e-4
-    assert all(r["clip/fraction"] == 0 and r["kl/ref"] == 0 for r in records)
+    assert all(r["clip/fraction"] == 0 and r["kl/ref"] is None for r in records)
 
 
 def test_fixed_lag_resumes_to_the_same_numbers(tmp_path, model_folder):
@@ -179,6 +179,13 @@ def test_sigterm_saves_and_the_same_command_goes_on(tmp_path, model_folder):
 
 def read_lines(folder: Path) -> list[str]:
     return (folder / "metrics.jsonl").read_text().splitlines()
+
+
+def test_stop_before_the_first_update_is_not_begun(tmp_path, model_folder, monkeypatch):
+    monkeypatch.setattr(train.StopSignal, "requested", property(lambda _: True, lambda *_: None), raising=False)
+    run(tmp_path, model_folder, updates=1)
+    monkeypatch.undo()
+    assert [r["step"] for r in run(tmp_path, model_folder, updates=1)] == [0, 1]
 
 
 def test_kill_at_any_moment_goes_on_from_the_last_checkpoint(tmp_path, model_folder):

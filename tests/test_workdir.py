@@ -25,10 +25,23 @@ def test_a_file_in_the_way_is_named(tmp_path):
 
 
 def test_resume_refuses_another_learning_problem_but_not_a_longer_run(tmp_path):
-    config = {"seed": 1, "updates": 10, "optimizer": {"learning_rate": 1e-4}, "eval": {"every": 5}}
+    config = {"seed": 1, "updates": 10, "recipe": "grpo", "optimizer": {"learning_rate": 1e-4}, "eval": {"every": 5}}
     workdir.record_config(tmp_path, config)
-    workdir.check_same_run(tmp_path, config | {"updates": 20, "eval": {"every": 7}})
+    workdir.check_same_run(tmp_path, config | {"updates": 20, "eval": {"every": 7}}, resumes=True)
+    workdir.check_same_run(tmp_path, config | {"seed": 2}, resumes=False)
     with pytest.raises(InputError, match=r"optimizer\.learning_rate: 0\.1, but the run in .* started with 0\.0001"):
-        workdir.check_same_run(tmp_path, config | {"optimizer": {"learning_rate": 0.1}})
+        workdir.check_same_run(tmp_path, config | {"optimizer": {"learning_rate": 0.1}}, resumes=True)
     with pytest.raises(InputError, match="seed: 2, but"):
-        workdir.check_same_run(tmp_path, config | {"seed": 2})
+        workdir.check_same_run(tmp_path, config | {"seed": 2}, resumes=True)
+
+
+@pytest.mark.parametrize("text", ['{"model_type": "qwen3_moe"}', "{torn", "[]"])
+def test_config_that_no_run_wrote_is_never_written_over(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(InputError, match=r"--workdir: .*config\.json is not"):
+        workdir.check_same_run(tmp_path, {"seed": 1}, resumes=False)
+
+
+def test_checkpoints_without_their_config_are_refused(tmp_path):
+    with pytest.raises(InputError, match="has checkpoints but no config"):
+        workdir.check_same_run(tmp_path, {"seed": 1}, resumes=True)

@@ -13,7 +13,7 @@ import tensorflow_datasets as tfds
 
 from jaxrl_sat.data.builder import prepare
 from jaxrl_sat.data.tokenizer import Tokenizer
-from jaxrl_sat.types import InputError, Prompt
+from jaxrl_sat.types import InputError, Prompt, reading
 
 EMBEDDED = "arithmetic"
 
@@ -41,7 +41,8 @@ def _open(path: str, split: str) -> tuple[Any, Path]:
         raise InputError(f"data.path {path} has no split {split!r}, only {', '.join(sorted(builder.info.splits))}")
     if builder.info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
         raise InputError(f"data.path {path} is stored as {builder.info.file_format.value}; it must be array_record")
-    return builder.as_data_source(split=split), infos[0].parent
+    with reading(f"data.path {path}"):
+        return builder.as_data_source(split=split), infos[0].parent
 
 
 def _text(value: Any) -> str:
@@ -86,7 +87,8 @@ class PromptLoader:
         self._per_process = prompts_per_update // process_count
         if not len(self._source):
             raise InputError(f"data.path {path}: split {split!r} is empty")
-        self._check_lengths()
+        with reading(f"data.path {path}"):
+            self._check_lengths()
         order = grain.MapDataset.range(len(self._source)).seed(seed).shuffle().repeat()
         self._mine: Any = order[process_index::process_count]
 
@@ -112,6 +114,8 @@ class PromptLoader:
     def _prompt(self, index: int, record: Mapping[str, Any]) -> Prompt:
         text = self._render(record)
         tokens = self._tokenizer.encode(text)
+        if not tokens:
+            raise InputError(f"prompt {index} of {self.folder} is empty; allowed: 1 to {self._limit} tokens")
         if len(tokens) > self._limit:
             raise InputError(
                 f"prompt {index} of {self.folder} has {len(tokens)} tokens; data.max_prompt_tokens allows {self._limit}"

@@ -13,7 +13,7 @@ import jinja2.sandbox
 import numpy as np
 import tokenizers
 
-from jaxrl_sat.types import InputError
+from jaxrl_sat.types import InputError, reading
 
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -99,6 +99,11 @@ class Tokenizer:
         folder = Path(folder)
         if not folder.is_dir():
             raise InputError(f"model folder {folder} does not exist")
+        with reading(f"the tokenizer in model folder {folder}"):
+            return cls._load(folder)
+
+    @classmethod
+    def _load(cls, folder: Path) -> Tokenizer:
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise InputError(f"model folder {folder} has no tokenizer.json")
@@ -159,4 +164,8 @@ def _eos_ids(folder: Path, core: tokenizers.Tokenizer, special: Mapping[str, str
         ids.append(own)
     if not ids:
         raise InputError(f"model folder {folder} names no end of sequence: give eos_token_id in generation_config.json")
+    words = core.get_vocab_size(with_added_tokens=True)
+    for i in ids:
+        if not isinstance(i, int) or not 0 <= i < words:
+            raise InputError(f"eos_token_id {i!r} of {folder}; allowed: a word of its tokenizer, 0 to {words - 1}")
     return tuple(dict.fromkeys(ids))

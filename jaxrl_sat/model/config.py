@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_sat.types import InputError
+from jaxrl_sat.types import InputError, reading
 
 TokenIds = int | tuple[int, ...] | None
 
@@ -45,7 +45,8 @@ class ModelConfig:
     @classmethod
     def from_hf(cls, fields: Mapping[str, Any]) -> ModelConfig:
         """The model of a config.json. Raises InputError for a field it does not know or cannot honour."""
-        return _from_hf(fields)
+        with reading("config.json of the model"):
+            return _from_hf(fields)
 
     def to_hf(self) -> dict[str, Any]:
         """The config.json of this model, in the spelling that transformers 4 and 5 both read (no dtype)."""

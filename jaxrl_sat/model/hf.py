@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from jaxrl_sat.model.config import ModelConfig, Run
 from jaxrl_sat.model.params import abstract_params
-from jaxrl_sat.types import InputError, Params
+from jaxrl_sat.types import InputError, Params, reading
 
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_SHARD_BYTES = 5 << 30
@@ -44,7 +44,8 @@ def load_hf(path: str | Path, dtype: str = "float32", shardings: Params | None =
     if not folder.is_dir():
         raise InputError(f"model folder {str(folder)!r} does not exist; give a folder with config.json and safetensors")
     config = ModelConfig.from_hf(_read_json(folder / "config.json"))
-    checkpoint = Checkpoint(folder)
+    with reading(f"model folder {folder}"):
+        checkpoint = Checkpoint(folder)
 
     def read(key_path: tuple[Any, ...], shape: jax.ShapeDtypeStruct, sharding: Any = None) -> jax.Array:
         array = _read(checkpoint, config, tuple(entry.key for entry in key_path), shape)

@@ -32,7 +32,8 @@ def read(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
     if not path.exists():
         raise InputError(f"WORKDIR: {folder} has no metrics.jsonl; allowed: the work folder of a run")
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    lines = path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]  # a run under way may be writing its last
 
 
 def _smoothed(values: Sequence[float], width: int) -> list[float]:

@@ -53,6 +53,7 @@ class RolloutEngine(jetstream.Engine):
         max_response_tokens: int,
         sampling: SamplingParams,
         topk: int = 20,
+        dtype: Any = "float32",
         cache_dtype: Any = "float32",
         rules: Rules | None = None,
         tokenizer: Any = None,
@@ -66,6 +67,7 @@ class RolloutEngine(jetstream.Engine):
         self.compilations: collections.Counter[str] = collections.Counter()
         self.buckets = _buckets(max_prompt_tokens)
         self._mesh = mesh
+        self._dtype = dtype
         self._rules: Rules = rules or {}
         self._slots = slots
         self._tokenizer = tokenizer
@@ -85,13 +87,13 @@ class RolloutEngine(jetstream.Engine):
     # -------------------------------------------------------------------------------------------- weights
 
     def load_params(self, params: Params, version: int = 0) -> Weights:
-        """Copy stacked parameters to this engine's mesh, in its layout. The copy never shares memory with `params`."""
+        """Copy stacked parameters to this engine's mesh, in its layout and dtype, sharing no memory with `params`."""
         placed = jax.device_put(params, self._param_shardings)
         return Weights(self._load(placed), version)
 
     def _load_program(self, params: Params) -> Any:
         self.compilations["load"] += 1
-        return jax.tree.map(jnp.copy, model.unstack(params))
+        return jax.tree.map(lambda x: jnp.array(x, self._dtype, copy=True), model.unstack(params))
 
     # -------------------------------------------------------------------------------------------- prefill
 

@@ -42,6 +42,7 @@ class _Job:
     temperature: float | None
     rollouts: list[Rollout] | None = None
     error: BaseException | None = None
+    cancelled: bool = False
 
     @property
     def finished(self) -> bool:
@@ -112,11 +113,16 @@ class SamplerThread(threading.Thread):
             return batch
 
     def evaluate(
-        self, weights: Weights, requests: Sequence[Request], temperature: float | None = None
-    ) -> list[Rollout]:
+        self,
+        weights: Weights,
+        requests: Sequence[Request],
+        temperature: float | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> list[Rollout] | None:
         """Rollouts of `requests` by `weights`, generated between two batches. `temperature` None is the engine's.
 
-        Raises what the generation raised (the thread goes on), or what ended the thread.
+        None if `should_stop()` turns true first. Raises what the generation raised (the thread goes on), or what ended
+        the thread.
         """
         job = _Job(weights, requests, temperature)
         with self._changed:
@@ -124,6 +130,9 @@ class SamplerThread(threading.Thread):
             self._jobs.append(job)
             self._signal()
             while not job.finished:
+                if should_stop():
+                    job.cancelled = True
+                    return None
                 self._changed.wait(POLL_SECONDS)
         if job.error is not None:
             raise job.error
@@ -202,14 +211,18 @@ class SamplerThread(threading.Thread):
 
     def _serve(self, job: _Job) -> None:
         rollouts, error = None, None
+
+        def should_stop() -> bool:
+            return self._closed or job.cancelled
+
         try:
             with self._device_lock:
                 rollouts = self._generate(
-                    self._engine, job.weights, job.requests, self._should_stop, temperature=job.temperature
+                    self._engine, job.weights, job.requests, should_stop, temperature=job.temperature
                 )
         except worker.Stopped:
             error = RuntimeError("the sampler was closed")
-        except Exception as caught:
+        except BaseException as caught:  # noqa: B902 - whoever asked must not wait for ever
             error = caught
         with self._changed:
             job.rollouts, job.error = rollouts, error
