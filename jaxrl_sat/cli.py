@@ -90,7 +90,7 @@ def load(command: Command, preset: str) -> ConfigDict:
     if not isinstance(config, ConfigDict):
         kind = type(config).__name__
         raise InputError(f"--config: get_config of {command.file} returned a {kind}; allowed: a ConfigDict")
-    config = ConfigDict(config)  # a frozen one is thawed
+    config = ConfigDict(config)  # thaws a frozen one  # pyright: ignore[reportArgumentType]
     for key, text in command.overrides:
         value = parse_text(RunConfig, key, text)
         holder: Any = config

@@ -201,7 +201,7 @@ def test_bad_step_is_skipped_and_counted(params, batch, fault):
     assert int(report["train/skipped"]) == 1 and int(state.step) == 1
     jax.tree.map(np.testing.assert_array_equal, (state.params, state.opt_state), (before.params, before.opt_state))
     good = learner.place(batch)
-    state, report = learner.step(state.replace(params=params), params, good, good.behaviour_logp)
+    state, report = learner.step(dataclasses.replace(state, params=params), params, good, good.behaviour_logp)
     assert int(report["train/skipped"]) == 1 and int(state.step) == 2 and float(report["train/grad_norm"]) > 0
 
 

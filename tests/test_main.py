@@ -71,7 +71,8 @@ def test_config_file_that_does_not_run(
 
 
 def test_dry_run_of_the_tpu_preset_needs_no_tpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    model, data = model_folder(tmp_path / "m", hidden_size=64, max_position_embeddings=32768), data_folder(tmp_path / "d")
+    model = model_folder(tmp_path / "m", hidden_size=64, max_position_embeddings=32768)
+    data = data_folder(tmp_path / "d")
     status, out, err = run(
         capsys,
         f"--config={FLAGSHIP}:tpu",
