@@ -127,9 +127,9 @@ def _problems(path: str) -> dict[str, int]:
         from jaxrl_sat.data import builder
 
         return dict(builder.SIZES)
+    info = _dataset_info(path)
     try:
-        splits = _dataset_info(path)["splits"]
-        return {split["name"]: sum(map(int, split["shardLengths"])) for split in splits}
+        return {split["name"]: sum(map(int, split["shardLengths"])) for split in info["splits"]}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"data.path: {path!r} has splits that cannot be read; allowed: a set TFDS wrote") from error
 

@@ -19,7 +19,7 @@ from tests.run_configs import data_folder, model_folder, small
 
 OTHER: dict[str, Any] = {
     "seed": 1,
-    "updates": 300,
+    "updates": 200,
     "recipe": "grpo",
     "model.path": "other_model",
     "model.dtype": "bfloat16",
