@@ -233,13 +233,16 @@ async def ask_all():
 
 requests = tiny.requests([3, 9, 17, 5, 20, 1], 1)
 same = []
+# One loop that stays open: the Driver's threads still close their channels on it after the last token was read.
+loop = asyncio.new_event_loop()
 for version in (1, 2):  # swapped through the holder while the driver runs
     holder.swap(engine.load_params(tiny.params(version - 1), version))
-    served = asyncio.run(ask_all())
+    served = loop.run_until_complete(ask_all())
     direct = [r.tokens.tolist() for r in generate(engine, holder, requests)]
     direct = [t[:-1] if t[-1] == tiny.STOP else t for t in direct]  # the Driver drops the stop token
     same.append([served == direct, sum(map(len, direct))])
 driver.stop()
+loop.close()
 print(json.dumps(same))
 """
 
