@@ -40,9 +40,7 @@ class Checkpointer:
         items |= {f"version_{v}": ocp.args.StandardSave(p) for v, p in versions.items() if v != step}
         self._manager.save(step, args=ocp.args.Composite(**items))
 
-    def restore(
-        self, abstract: TrainState, needed: Callable[[int], list[int]]
-    ) -> tuple[TrainState, dict[int, Params]]:
+    def restore(self, abstract: TrainState, needed: Callable[[int], list[int]]) -> tuple[TrainState, dict[int, Params]]:
         """The newest checkpoint that can be read: its state and the parameter versions `needed(step)`.
 
         `abstract` is the state as shape structs with shardings. A newer one that cannot be read is moved aside, to

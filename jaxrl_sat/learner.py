@@ -20,11 +20,11 @@ from jaxtyping import Array, Float
 
 from jaxrl_sat import model, optim
 from jaxrl_sat.objectives import (
-    Evidence,
     LossOut,
     PolicyLoss,
     combine,
     finalise,
+    make_evidence,
     needs_recomputed,
     normalise,
     staleness,
@@ -97,14 +97,14 @@ def microbatch_loss(
     if settings.kl_coef:
         # The reference is a policy of its own, so it routes freely.
         logp_ref = jax.lax.stop_gradient(token_evidence(ref_params, batch, False, settings).logp)
-    evidence = Evidence(
-        logp=stats.logp,
-        logp_mu=batch.behaviour_logp,
+    evidence = make_evidence(
+        stats.logp,
+        batch.behaviour_logp,
+        batch.advantages,
+        batch.mask,
         logp_old=logp_old,
         logp_ref=logp_ref,
-        advantages=batch.advantages,
         entropy=stats.entropy,
-        mask=batch.mask,
         segment_ids=batch.segment_ids,
         num_segments=settings.num_segments,
     )

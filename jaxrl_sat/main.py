@@ -15,6 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` (default: the process's own). Returns the exit status."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's C++ log: errors only
     from jaxrl_sat.types import InputError
+
     try:
         _run(sys.argv[1:] if argv is None else argv)
     except InputError as error:

@@ -20,9 +20,7 @@ def make_optimizer(
         # Gradients come in float32 whatever the parameters are, and moments lose too much in less.
         return adam.init(optax.tree.cast(params, jnp.float32))
 
-    return optax.chain(
-        optax.clip_by_global_norm(max_grad_norm), optax.GradientTransformation(init, adam.update)
-    )
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.GradientTransformation(init, adam.update))
 
 
 def state_shardings(optimizer: optax.GradientTransformation, params: Params, shardings: Params) -> optax.OptState:

@@ -203,9 +203,7 @@ def _lag(config: RunConfig) -> dict[str, Any]:
 
 def _versions_in_flight(config: RunConfig) -> int:
     last = min(config.updates, 3 * config.pipeline.lag + 2)
-    return max(
-        len(lag.versions_needed(config.pipeline.mode, config.pipeline.lag, update)) for update in range(last)
-    )
+    return max(len(lag.versions_needed(config.pipeline.mode, config.pipeline.lag, update)) for update in range(last))
 
 
 def _evaluation(config: RunConfig) -> dict[str, Any]:

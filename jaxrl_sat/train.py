@@ -185,9 +185,7 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
         capacity=lag.batches_ahead(config.pipeline.mode, config.pipeline.lag),
         device_lock=device_lock,
     )
-    run = Run(
-        config, folder, tokenizer, prompts, learner, params, store, engine, thread, checkpoints, device_lock
-    )
+    run = Run(config, folder, tokenizer, prompts, learner, params, store, engine, thread, checkpoints, device_lock)
     return run, state
 
 

@@ -14,9 +14,7 @@ from jaxrl_sat.types import Params
 Replay = tuple[Integer[Array, "N k"], Bool[Array, " N"]]
 
 
-def gates(
-    router_logits: Float[Array, "N E"], expert_ids: Int[Array, "N k"], normalise: bool
-) -> Float[Array, "N k"]:
+def gates(router_logits: Float[Array, "N E"], expert_ids: Int[Array, "N k"], normalise: bool) -> Float[Array, "N k"]:
     """Weights of the given experts, from live router logits, in float32: differentiable in the logits.
 
     normalise (`norm_topk_prob`): softmax over the given experts alone, which equals the softmax over all of them,

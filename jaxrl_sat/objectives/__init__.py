@@ -2,10 +2,20 @@
 
 from jaxrl_sat.objectives.advantages import group_normalised
 from jaxrl_sat.objectives.diagnostics import staleness, staleness_split
-from jaxrl_sat.objectives.evidence import Evidence, make_evidence
+from jaxrl_sat.objectives.evidence import Evidence, UpdateScale, make_evidence
 from jaxrl_sat.objectives.kl import kl_estimate, kl_regulariser
 from jaxrl_sat.objectives.metrics import Metrics, combine, finalise
-from jaxrl_sat.objectives.policy_loss import LossOut, PolicyLoss, needs_recomputed, policy_loss, terms
+from jaxrl_sat.objectives.policy_loss import (
+    LossOut,
+    PolicyLoss,
+    first_pass,
+    needs_first_pass,
+    needs_recomputed,
+    needs_topk,
+    policy_loss,
+    terms,
+    update_scale,
+)
 from jaxrl_sat.objectives.recipes import RECIPES, grpo, gspo, ppo, sat_grpo, sat_gspo
 from jaxrl_sat.objectives.reduce import Reduce, normalise
 from jaxrl_sat.objectives.total import total_loss
@@ -17,15 +27,19 @@ __all__ = [
     "Metrics",
     "PolicyLoss",
     "Reduce",
+    "UpdateScale",
     "combine",
     "finalise",
+    "first_pass",
     "group_normalised",
     "grpo",
     "gspo",
     "kl_estimate",
     "kl_regulariser",
     "make_evidence",
+    "needs_first_pass",
     "needs_recomputed",
+    "needs_topk",
     "normalise",
     "policy_loss",
     "ppo",
@@ -35,4 +49,5 @@ __all__ = [
     "staleness_split",
     "terms",
     "total_loss",
+    "update_scale",
 ]

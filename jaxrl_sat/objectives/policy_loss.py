@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_sat.objectives.evidence import Evidence, sanitise
-from jaxrl_sat.objectives.gates import Gate, gate_weight
+from jaxrl_sat.objectives.evidence import Evidence, UpdateScale, sanitise
+from jaxrl_sat.objectives.gates import Gate, gate_weights, product
 from jaxrl_sat.objectives.metrics import Metrics, mean_over
 from jaxrl_sat.objectives.radii import Radii, TrustRegion
 from jaxrl_sat.objectives.ratio import Ratio
@@ -37,7 +37,7 @@ class PolicyLoss:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The evidence fields that must be finite for a token to be active."""
+        """The evidence fields it looks at; the per-token ones must be finite for a token to be active."""
         return self.ratio.reads.union(*(gate.reads for gate in self.gates))
 
 
@@ -73,19 +73,26 @@ class Terms:
     surrogate: Float[Array, "N T"]
     clipped: Bool[Array, "N T"]
     newly_clipped: Bool[Array, "N T"]
+    soft_weight: Float[Array, "N T"]
+    gates: dict[str, Float[Array, "N T"]]
     weight: Float[Array, "N T"]
     keep: Bool[Array, "N T"]
 
 
 def terms(objective: PolicyLoss, evidence: Evidence) -> Terms:
-    """All intermediates of `policy_loss`. `newly_clipped`: clipped, but would not be at the base radii."""
+    """All intermediates of `policy_loss`. `newly_clipped`: clipped, but would not be at the base radii.
+
+    `soft_weight` is the surrogate's own multiplier (see `Surrogate`), `gates` each gate's by name, `weight` the product
+    of the gates.
+    """
     clean, n_nonfinite = sanitise(evidence, objective.reads)
     log_ratio = objective.ratio(clean)
     constant = jax.lax.stop_gradient(log_ratio)
     region = objective.radii(clean, constant)
     surrogate = objective.surrogate(clean, log_ratio, region.low, region.high)
     at_base = objective.surrogate(clean, constant, region.base_low, region.base_high)
-    weight = gate_weight(objective.gates, clean, constant)
+    gates = gate_weights(objective.gates, clean, constant)
+    weight = product(gates, clean.mask, constant.dtype)
     clipped = clean.mask & ~surrogate.keep
     return Terms(
         evidence=clean,
@@ -96,7 +103,9 @@ def terms(objective: PolicyLoss, evidence: Evidence) -> Terms:
         surrogate=surrogate.value,
         clipped=clipped,
         newly_clipped=clipped & at_base.keep,
-        weight=jnp.where(clean.mask, weight, 0),
+        soft_weight=surrogate.weight,
+        gates=gates,
+        weight=weight,
         keep=surrogate.keep & (weight > 0),
     )
 
@@ -105,7 +114,8 @@ def policy_loss(objective: PolicyLoss, evidence: Evidence) -> LossOut:
     """loss = sum over T_act of w (-S), as sum and count: SPEC 1. Differentiable in `evidence.logp` alone.
 
     Metrics: clip/fraction, sat/q (a mean over microbatches with an active token), sat/gate_rate,
-    sat/newly_clipped_fraction. Without contraction the last three are 0.
+    sat/newly_clipped_fraction (without contraction these three are 0), and of each gate the share of active tokens it
+    drops, gate/NAME_dropped, and its mean weight, gate/NAME_weight.
     """
     return reduce_terms(objective, terms(objective, evidence))
 
@@ -128,6 +138,9 @@ def reduce_terms(objective: PolicyLoss, t: Terms) -> LossOut:
         "sat/gate_rate": mean_over(t.region.gate, active, dtype),
         "sat/newly_clipped_fraction": mean_over(t.newly_clipped, active, dtype),
     }
+    for name, weight in t.gates.items():
+        means[f"gate/{name}_dropped"] = mean_over(weight == 0, active, dtype)
+        means[f"gate/{name}_weight"] = mean_over(weight, active, dtype)
     return LossOut(
         loss_sum=loss_sum,
         count=count,
@@ -142,3 +155,29 @@ def reduce_terms(objective: PolicyLoss, t: Terms) -> LossOut:
 def needs_recomputed(objective: PolicyLoss) -> bool:
     """Whether `logp_old` must be recomputed at the weights that sampled."""
     return "logp_old" in objective.reads
+
+
+def needs_topk(objective: PolicyLoss) -> bool:
+    """Whether the top-K records must reach the objective."""
+    return "topk_ids" in objective.reads
+
+
+def needs_first_pass(objective: PolicyLoss) -> bool:
+    """Whether the whole update must be measured before its gradient: SAT's quantile over the update."""
+    return objective.radii.scope == "update"
+
+
+def first_pass(objective: PolicyLoss, evidence: Evidence) -> tuple[Float[Array, "N T"], Bool[Array, "N T"]]:
+    """Detached log r of part of an update and its active set, to be gathered for `update_scale`."""
+    clean, _ = sanitise(jax.lax.stop_gradient(evidence), objective.reads)
+    return objective.ratio(clean), clean.mask
+
+
+def update_scale(
+    objective: PolicyLoss, log_ratio: Float[Array, "N T"], active: Bool[Array, "N T"], evidence: Evidence
+) -> UpdateScale:
+    """The reference scale of a whole update from its first pass: exact, not an average of its parts' quantiles.
+
+    `evidence` is the whole update's; only its turns are looked at.
+    """
+    return UpdateScale(log_ratio, objective.radii.reference(log_ratio, active, evidence.turn_ids, evidence.num_turns))

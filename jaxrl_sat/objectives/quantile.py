@@ -63,7 +63,7 @@ def kth_smallest(values: Float[Array, "*shape"], active: Bool[Array, "*shape"], 
     patterns = jax.lax.bitcast_convert_type(jnp.abs(jnp.where(active, values, 0)), integer)
 
     def next_bit(i: Int[Array, ""], found: Int[Array, ""]) -> Int[Array, ""]:
-        candidate = found | (jnp.ones((), integer) << (bits - 2 - i).astype(integer))
+        candidate = found | (jnp.ones((), integer) << jnp.asarray(bits - 2 - i, integer))
         return jnp.where(jnp.sum(active & (patterns < candidate)) < k, candidate, found)
 
     found = jax.lax.fori_loop(0, bits - 1, next_bit, jnp.zeros((), integer))

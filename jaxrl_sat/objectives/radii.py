@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Protocol, no_type_check, runtime_checkable
+from typing import Literal, Protocol, no_type_check, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_sat.objectives.evidence import Evidence
 from jaxrl_sat.objectives.kernel import hill
-from jaxrl_sat.objectives.quantile import Level, lower_quantile, parse_level
+from jaxrl_sat.objectives.quantile import Level, lower_quantile, parse_level, turn_quantiles
+from jaxrl_sat.objectives.ratio import check_choice
 from jaxrl_sat.types import InputError
+
+Scope = Literal["microbatch", "update"]
 
 
 @no_type_check
@@ -38,7 +41,17 @@ class TrustRegion:
 
 @runtime_checkable
 class Radii(Protocol):
-    """Clean evidence and log r [N, T] -> TrustRegion."""
+    """Clean evidence and detached log r [N, T] -> TrustRegion.
+
+    `scope` "update": `reference` is to be measured over a whole update before its gradient (see `UpdateScale`).
+    """
+
+    @property
+    def scope(self) -> str: ...
+
+    def reference(
+        self, log_ratio: Float[Array, "N T"], active: Bool[Array, "N T"], turn_ids: Int[Array, "N T"], num_turns: int
+    ) -> Float[Array, ""] | Float[Array, " num_turns"]: ...
 
     def __call__(self, evidence: Evidence, log_ratio: Float[Array, "N T"]) -> TrustRegion: ...
 
@@ -53,6 +66,16 @@ class ConstantRadii:
     def __post_init__(self) -> None:
         check_radius("eps_low", self.eps_low)
         check_radius("eps_high", self.eps_high)
+
+    @property
+    def scope(self) -> str:
+        return "microbatch"
+
+    def reference(
+        self, log_ratio: Float[Array, "N T"], active: Bool[Array, "N T"], turn_ids: Int[Array, "N T"], num_turns: int
+    ) -> Float[Array, ""]:
+        """0: a constant interval looks at nothing."""
+        return jnp.zeros((), log_ratio.dtype)
 
     def __call__(self, evidence: Evidence, log_ratio: Float[Array, "N T"]) -> TrustRegion:
         none = jnp.zeros(log_ratio.shape, bool)
@@ -71,7 +94,11 @@ class SatRadii:
     d is the log-ratio handed in: a token's for GRPO, the response's at each active token for GSPO (so that a long
     response weighs more). q = 0, no active token, and `enabled` False: no contraction; then the result is bit for
     bit that of `ConstantRadii`. `q_floor` lifts q against gating on rounding noise (0: the paper's rule).
-    `reference` is a q from outside, a number or one a token [N, T], in place of (3.3): a global batch, or turns.
+
+    `scope` "microbatch" takes the quantile over the arrays of the call, as the paper does; "update" over the whole
+    update, whose values and q then stand in `evidence.update_scale` (without it the call is the whole update).
+    `by_turn` takes one q a turn (SPEC 6.7), the pooled one where a turn has fewer than `min_turn_tokens` active tokens.
+    `q` replaces (3.3) by a given number.
     """
 
     eps_low: float = 0.2
@@ -79,8 +106,11 @@ class SatRadii:
     quantile: Level = "0.90"
     exponent: float = 2.0
     q_floor: float = 0.0
+    scope: str = "microbatch"
+    by_turn: bool = False
+    min_turn_tokens: int = 1
     enabled: bool = True
-    reference: float | Array | None = None
+    q: float | None = None
 
     def __post_init__(self) -> None:
         check_radius("eps_low", self.eps_low)
@@ -89,19 +119,33 @@ class SatRadii:
         if not (math.isfinite(self.exponent) and self.exponent > 0):
             raise InputError(f"exponent: {self.exponent!r} is not a number above 0")
         check_radius("q_floor", self.q_floor)
+        check_choice("scope", self.scope, Scope)
+        if self.q is not None:
+            check_radius("q", self.q)
 
-    def scale(self, evidence: Evidence, log_ratio: Float[Array, "N T"]) -> Float[Array, ""] | Float[Array, "N T"]:
-        """q of (3.3), or the one given from outside, not below `q_floor`."""
-        if self.reference is None:
-            q = lower_quantile(jnp.abs(log_ratio), evidence.mask, self.quantile)
+    def reference(
+        self, log_ratio: Float[Array, "N T"], active: Bool[Array, "N T"], turn_ids: Int[Array, "N T"], num_turns: int
+    ) -> Float[Array, ""] | Float[Array, " num_turns"]:
+        """q of (3.3) over these arrays, or the number given, not below `q_floor`; with `by_turn` one a turn."""
+        sizes = jnp.abs(jax.lax.stop_gradient(log_ratio))
+        if self.q is not None:
+            q = jnp.asarray(self.q, sizes.dtype)
+        elif self.by_turn:
+            q = turn_quantiles(sizes, active, turn_ids, num_turns, self.quantile, self.min_turn_tokens)
         else:
-            q = jnp.asarray(self.reference, log_ratio.dtype)
-        return jax.lax.stop_gradient(jnp.maximum(q, self.q_floor))
+            q = lower_quantile(sizes, active, self.quantile)
+        return jnp.maximum(q, self.q_floor)
 
     def __call__(self, evidence: Evidence, log_ratio: Float[Array, "N T"]) -> TrustRegion:
-        q = self.scale(evidence, log_ratio)
-        gate = evidence.mask & (q > 0) & (jnp.abs(log_ratio) > q) & self.enabled
-        return _region(self.eps_low, self.eps_high, evidence, log_ratio, gate, q, self.exponent)
+        if self.scope == "update" and evidence.update_scale is not None:
+            d, q = evidence.update_scale.log_ratio, evidence.update_scale.q
+        else:
+            d, q = log_ratio, self.reference(log_ratio, evidence.mask, evidence.turn_ids, evidence.num_turns)
+        if q.ndim:
+            q = jnp.where(evidence.mask, q[jnp.clip(evidence.turn_ids, 0, evidence.num_turns - 1)], 0)
+        d = jnp.where(evidence.mask, jax.lax.stop_gradient(d), 0)
+        gate = evidence.mask & (q > 0) & (jnp.abs(d) > q) & self.enabled
+        return _region(self.eps_low, self.eps_high, evidence, d, gate, q, self.exponent)
 
 
 def _region(

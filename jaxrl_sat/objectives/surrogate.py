@@ -20,11 +20,15 @@ Radius = Float[Array, ""] | Float[Array, "N T"]
 @no_type_check
 @struct.dataclass
 class Surrogate:
-    """S, the tokens through which gradient flows, and the ratio used. On the active set; 0 (False) elsewhere."""
+    """S, where gradient flows, the ratio used, and the factor w of a soft variant. 0 (False) off the active set.
+
+    `weight` is what multiplies the plain gradient r A (SPO, DRPO) or A (CISPO), detached; 1 where S has no such factor.
+    """
 
     value: Float[Array, "N T"]
     keep: Bool[Array, "N T"]
     ratio: Float[Array, "N T"]
+    weight: Float[Array, "N T"]
 
 
 @runtime_checkable
@@ -66,8 +70,21 @@ class Clip:
             beyond = (a < 0) & (r > self.dual_clip)
             drop, bound = drop | beyond, jnp.where(beyond, self.dual_clip, bound)
         value = jnp.where(drop, jax.lax.stop_gradient(bound) * a, r * a)
-        return Surrogate(
-            value=jnp.where(evidence.mask, value, 0),
-            keep=evidence.mask & ~drop,
-            ratio=jnp.where(evidence.mask, jax.lax.stop_gradient(r), 0),
-        )
+        return on_active(evidence, value, ~drop, r, jnp.ones_like(r))
+
+
+def on_active(
+    evidence: Evidence,
+    value: Float[Array, "N T"],
+    keep: Bool[Array, "N T"],
+    ratio: Float[Array, "N T"],
+    weight: Float[Array, "N T"],
+) -> Surrogate:
+    """A surrogate on the active set, its ratio and weight detached."""
+    constant = jax.lax.stop_gradient
+    return Surrogate(
+        value=jnp.where(evidence.mask, value, 0),
+        keep=evidence.mask & keep,
+        ratio=jnp.where(evidence.mask, constant(ratio), 0),
+        weight=jnp.where(evidence.mask, constant(weight), 0),
+    )

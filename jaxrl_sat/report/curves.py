@@ -1,6 +1,6 @@
 """The curves of runs, drawn from their metrics.jsonl alone.
 
-    python -m jaxrl_sat.report.curves WORKDIR [WORKDIR ...] --out=curves.png
+python -m jaxrl_sat.report.curves WORKDIR [WORKDIR ...] --out=curves.png
 """
 
 from __future__ import annotations

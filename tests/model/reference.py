@@ -51,9 +51,7 @@ def forward(
     for layer in range(config.num_hidden_layers):
         p = f"model.layers.{layer}."
         h = norm(x, w[p + "input_layernorm.weight"], eps)
-        q, k, v = (
-            (h @ w[p + f"self_attn.{name}_proj.weight"].T).reshape(length, -1, hd) for name in ("q", "k", "v")
-        )
+        q, k, v = ((h @ w[p + f"self_attn.{name}_proj.weight"].T).reshape(length, -1, hd) for name in ("q", "k", "v"))
         if p + "self_attn.q_norm.weight" in w:
             q, k = norm(q, w[p + "self_attn.q_norm.weight"], eps), norm(k, w[p + "self_attn.k_norm.weight"], eps)
         q = np.stack([rope(q[t], positions[t], config.rope_theta) for t in range(length)])

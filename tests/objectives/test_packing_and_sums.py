@@ -32,7 +32,7 @@ def pack(evidence: Evidence) -> Evidence:
     rows = evidence.logp.shape[0] // 2
 
     def side_by_side(x: jax.Array, gap: float) -> jax.Array:
-        return jnp.concatenate([x[rows:], jnp.full((rows, 3), gap, x.dtype), x[:rows]], axis=1)
+        return jnp.concatenate([x[rows:], jnp.full((rows, 3, *x.shape[2:]), gap, x.dtype), x[:rows]], axis=1)
 
     packed = jax.tree.map(lambda x: side_by_side(x, 0 if x.dtype == bool else 9), evidence)
     first = jnp.where(side_by_side(evidence.mask, 0), 1, 0).at[:, : evidence.logp.shape[1]].set(2)

@@ -72,7 +72,7 @@ def test_cut_off_of_sat() -> None:
     d = jnp.arange(0.0, 0.2, 1e-4)[None, :]
     evidence = make_evidence(d, jnp.zeros_like(d), jnp.ones(1), jnp.ones(d.shape, bool))
     for q, cut in table.items():
-        objective = dataclasses.replace(RECIPES["sat_grpo"](), radii=SatRadii(reference=q))
+        objective = dataclasses.replace(RECIPES["sat_grpo"](), radii=SatRadii(q=q))
         kept = np.asarray(terms(objective, evidence).keep[0])
         assert abs(float(d[0, np.flatnonzero(kept).max()]) - cut) < 2e-4, q
 
@@ -122,7 +122,7 @@ def test_gradient_against_finite_differences(name: str) -> None:
         objective = RECIPES[name]()
         if isinstance(objective.radii, SatRadii):
             q = float(terms(objective, evidence).region.q)
-            objective = dataclasses.replace(objective, radii=SatRadii(enabled=False, reference=q))
+            objective = dataclasses.replace(objective, radii=SatRadii(enabled=False, q=q))
 
         @jax.jit
         def value(logp):
@@ -139,6 +139,7 @@ def test_gates_multiply_are_detached_and_leave_the_count() -> None:
     @dataclasses.dataclass(frozen=True)
     class Ramp:
         factor: float
+        name: str = "ramp"
         reads: frozenset[str] = frozenset({"logp_old"})
 
         def __call__(self, evidence, log_ratio):
