@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -22,7 +24,8 @@ class TokenStatistics:
 
     logp: AnyArray  # [B, T]
     entropy: AnyArray  # [B, T]
-    topk_logp: AnyArray | None  # [B, T, K]
+    nucleus_logp: AnyArray  # [B, T, C], differentiable as logp is
+    topk_logp: AnyArray  # [B, T, K], constants
 
 
 def head_weight(params: Params) -> Float[Array, "V D"]:
@@ -41,24 +44,29 @@ def token_statistics(
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],
     temperature: float | Float[Array, ""] = 1.0,
+    nucleus_ids: Int[Array, "B T C"] | None = None,
     topk_ids: Int[Array, "B T K"] | None = None,
 ) -> TokenStatistics:
-    """Log-probabilities of `targets[b, t]` and `topk_ids[b, t]` under softmax(logits[b, t] / temperature), and entropy.
+    """Log-probs of `targets[b, t]` and of further words under softmax(logits[b, t] / temperature), and entropy.
 
     `hidden[b, t]` predicts `targets[b, t]`: the caller shifts. The vocabulary is taken in chunks with an online
-    log-sum-exp; the gradient recomputes them and keeps only log-sum-exp and entropy a token. The temperature itself
-    takes no gradient.
+    log-sum-exp; the gradient recomputes them and keeps only log-sum-exp and entropy a token. Gradient flows from
+    `logp`, `entropy` and `nucleus_logp`; those of `topk_ids` feed masks, take none and cost none. The temperature takes
+    none either. An id outside the vocabulary (-1: no word) gives a finite number that means nothing.
     """
     batch, length, width = hidden.shape
-    ids = targets[..., None] if topk_ids is None else jnp.concatenate([targets[..., None], topk_ids], -1)
-    ids = ids.reshape(batch * length, -1).astype(jnp.int32)
+    rows = batch * length
+    none = jnp.zeros((batch, length, 0), jnp.int32)
+    nucleus_ids, topk_ids = (none if ids is None else ids for ids in (nucleus_ids, topk_ids))
+    live = 1 + nucleus_ids.shape[-1]
+    ids = jnp.concatenate([targets[..., None], nucleus_ids, topk_ids], -1).reshape(rows, -1).astype(jnp.int32)
     scale = jax.lax.stop_gradient(1.0 / jnp.asarray(temperature, jnp.float32))
-    logp, entropy = _statistics(hidden.reshape(-1, width), head_weight(params), ids, scale)
-    logp = logp.reshape(batch, length, -1)
+    logp, constant, entropy = _statistics(hidden.reshape(-1, width), head_weight(params), ids, scale, live)
     return TokenStatistics(
-        logp=logp[..., 0],
+        logp=logp[:, 0].reshape(batch, length),
         entropy=entropy.reshape(batch, length),
-        topk_logp=None if topk_ids is None else logp[..., 1:],
+        nucleus_logp=logp[:, 1:].reshape(nucleus_ids.shape),
+        topk_logp=constant.reshape(topk_ids.shape),
     )
 
 
@@ -86,12 +94,13 @@ def _run(body, count: int, carry):
     return body(jnp.int32(0), carry) if count == 1 else jax.lax.fori_loop(0, count, body, carry)
 
 
-@jax.custom_vjp
-def _statistics(hidden: Array, weight: Array, ids: Array, scale: Array) -> tuple[Array, Array]:
-    return _statistics_fwd(hidden, weight, ids, scale)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _statistics(hidden: Array, weight: Array, ids: Array, scale: Array, live: int) -> tuple[Array, Array, Array]:
+    return _statistics_fwd(hidden, weight, ids, scale, live)[0]
 
 
-def _statistics_fwd(hidden: Array, weight: Array, ids: Array, scale: Array):
+def _statistics_fwd(hidden: Array, weight: Array, ids: Array, scale: Array, live: int):
+    """Log-probs of the first `live` ids, of the others, and entropy; gradient reaches the first and the last alone."""
     rows, words = hidden.shape[0], weight.shape[0]
     size = _chunk_words(rows, words)
 
@@ -117,13 +126,14 @@ def _statistics_fwd(hidden: Array, weight: Array, ids: Array, scale: Array):
     peak, total, weighted, picked = _run(body, -(-words // size), carry)
     lse = peak + jnp.log(total)
     entropy = jnp.log(total) - weighted / total
-    return (picked - lse[:, None], entropy), (hidden, weight, ids, scale, lse, entropy)
+    logp = picked - lse[:, None]
+    return (logp[:, :live], logp[:, live:], entropy), (hidden, weight, ids[:, :live], scale, lse, entropy)
 
 
-def _statistics_bwd(saved, cotangents):
+def _statistics_bwd(live: int, saved, cotangents):
     """dz_v = sum_j g_j (1[v = id_j] - p_v) - g_H p_v (log p_v + H), chunk by chunk."""
     hidden, weight, ids, scale, lse, entropy = saved
-    g_logp, g_entropy = cotangents
+    g_logp, _, g_entropy = cotangents
     rows, words = hidden.shape[0], weight.shape[0]
     size = _chunk_words(rows, words)
     g_all = jnp.sum(g_logp, axis=-1)

@@ -40,11 +40,12 @@ def dense(params, hidden, targets, topk, temperature):
 
 def test_values(chunk: int) -> None:
     config, params, hidden, targets, topk = example()
-    out = jax.jit(lambda p, h: token_statistics(p, config, h, targets, 0.7, topk))(params, hidden)
+    out = jax.jit(lambda p, h: token_statistics(p, config, h, targets, 0.7, topk, topk[..., ::-1]))(params, hidden)
     z = np.asarray(hidden, np.float64) @ np.asarray(params["head"], np.float64).T / 0.7
     logp = log_softmax(z)
     assert gap(out.logp, np.take_along_axis(logp, np.asarray(targets)[..., None], -1)[..., 0]) < 1e-5
-    assert gap(out.topk_logp, np.take_along_axis(logp, np.asarray(topk), -1)) < 1e-5
+    assert gap(out.nucleus_logp, np.take_along_axis(logp, np.asarray(topk), -1)) < 1e-5
+    assert gap(out.topk_logp, np.take_along_axis(logp, np.asarray(topk)[..., ::-1], -1)) < 1e-5
     assert gap(out.entropy, -(np.exp(logp) * logp).sum(-1)) < 1e-5
     assert gap(unembed(params, config, hidden) / 0.7, z) < 1e-5
 
@@ -54,9 +55,9 @@ def test_gradients_are_those_of_whole_logits(chunk: int) -> None:
     weights = [jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(2, 5), (2, 5), (2, 5, 4)])]
 
     def ours(params, hidden):
-        out = token_statistics(params, config, hidden, targets, 1.3, topk)
-        assert out.topk_logp is not None
-        return sum(jnp.sum(w * x) for w, x in zip(weights, (out.logp, out.entropy, out.topk_logp), strict=True))
+        out = token_statistics(params, config, hidden, targets, 1.3, topk, topk + 1)
+        live = sum(jnp.sum(w * x) for w, x in zip(weights, (out.logp, out.entropy, out.nucleus_logp), strict=True))
+        return live + jnp.sum(out.topk_logp)  # a constant
 
     def theirs(params, hidden):
         return sum(jnp.sum(w * x) for w, x in zip(weights, dense(params, hidden, targets, topk, 1.3), strict=True))
@@ -69,7 +70,7 @@ def test_gradients_are_those_of_whole_logits(chunk: int) -> None:
 def test_without_recorded_words() -> None:
     config, params, hidden, targets, _ = example()
     out = jax.eval_shape(lambda t: token_statistics(params, config, hidden, targets, t), jnp.float32(1.0))
-    assert out.topk_logp is None
+    assert out.topk_logp.shape == out.nucleus_logp.shape == (2, 5, 0)
     assert out.logp.shape == out.entropy.shape == (2, 5)
 
 
