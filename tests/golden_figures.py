@@ -12,6 +12,7 @@ from jaxrl_sat import objectives as obj
 from jaxrl_sat.model.moe import gates
 from jaxrl_sat.objectives import evidence as ev
 from jaxrl_sat.objectives import kernel, quantile
+from jaxrl_sat.pipeline import staleness
 from tests.golden_common import Evaluator, evidence_of, floats, loss_and_grad
 from tests.golden_losses import objective_of
 
@@ -37,8 +38,9 @@ def _group_advantage(inputs: dict, params: dict) -> dict:
 
 
 def _kl_penalty(inputs: dict, params: dict) -> dict:
-    limits = (params["log_ratio_max"], params["value_clamp"])
-    return _kl_loss(obj.Reduce(params["agg"]), params["kind"], params["coef"], limits, evidence_of(inputs))
+    limits = (params["log_ratio_max"], params["value_clamp"], params.get("kl_level", "token"))
+    reduce = obj.Reduce(params["agg"], params.get("norm"), params.get("count_empty", False))
+    return _kl_loss(reduce, params["kind"], params["coef"], limits, evidence_of(inputs))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
@@ -50,16 +52,18 @@ def _kl_loss(reduce: obj.Reduce, kind: str, coef: float, limits: tuple, evidence
 
 def _grpo_total(inputs: dict, params: dict) -> dict:
     made = objective_of(params["objective"], {"agg": params["agg"], **params["obj_params"]})
-    return _total_loss(made, params["kl_coef"], params["kl_kind"], params["ent_coef"], evidence_of(inputs))
+    kl = (params["kl_coef"], params["kl_kind"], params.get("kl_level", "token"))
+    return _total_loss(made, kl, params["ent_coef"], evidence_of(inputs))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _total_loss(
-    made: obj.PolicyLoss, kl_coef: float, kl_kind: str, entropy_coef: float, evidence: obj.Evidence
+    made: obj.PolicyLoss, kl_options: tuple[float, str, str], entropy_coef: float, evidence: obj.Evidence
 ) -> dict:
-    common, _ = loss_and_grad(lambda e: (obj.total_loss(made, e, kl_coef, kl_kind, entropy_coef), None), evidence)
+    coef, kind, level = kl_options
+    common, _ = loss_and_grad(lambda e: (obj.total_loss(made, e, coef, kind, entropy_coef, level), None), evidence)
     policy = obj.policy_loss(made, evidence)
-    kl = obj.kl_regulariser(evidence, kl_coef, kl_kind, made.reduce)
+    kl = obj.kl_regulariser(evidence, coef, kind, made.reduce, level=level)
     clean, _ = ev.sanitise(evidence, ("logp", "entropy"))
     return {
         **common,
@@ -127,6 +131,46 @@ def _r3_gate(inputs: dict, params: dict) -> dict:
     }
 
 
+def _entropy(inputs: dict, params: dict) -> dict:
+    """Entropies at the active positions, 0 elsewhere, on every word and on the nucleus."""
+    logits, keep = floats(inputs["logits"]), jnp.asarray(inputs["keep"], bool)
+    active = jnp.asarray(inputs["mask"], bool)
+
+    def on(support: jax.Array) -> tuple[jax.Array, jax.Array]:
+        values, vjp = jax.vjp(lambda z: jnp.where(active, obj.entropy(z, support), 0), logits)
+        return values, vjp(jnp.ones_like(values))[0]
+
+    names = {"": jnp.ones(keep.shape, bool), "_masked": keep | ~keep.any(axis=-1, keepdims=True)}
+    got = {suffix: on(support) for suffix, support in names.items()}
+    entropies = {f"entropy{suffix}": values for suffix, (values, _) in got.items()}
+    return {**entropies, **{f"grad_logits{suffix}": grad for suffix, (_, grad) in got.items()}}
+
+
+def _mai_replay(inputs: dict, params: dict) -> dict:
+    """log pi~ of the sampled words at the active positions, 0 elsewhere, and its gradient where it is finite."""
+    logits, keep = floats(inputs["logits"]), jnp.asarray(inputs["keep"], bool)
+    sampled, active = jnp.asarray(inputs["y"], int), jnp.asarray(inputs["mask"], bool)
+
+    def of_sampled(z: jax.Array) -> tuple[jax.Array, jax.Array]:
+        every = obj.nucleus_log_softmax(z, keep, sampled, params["force_sampled"])
+        logp = jnp.take_along_axis(every, sampled[..., None], axis=-1, mode="clip")[..., 0]
+        return jnp.where(active, logp, 0), jnp.where(active[..., None], jnp.exp(every), 0)
+
+    logp, vjp, probs = jax.vjp(of_sampled, logits, has_aux=True)
+    return {"logp": logp, "probs": probs, "grad_logits": vjp(jnp.isfinite(logp).astype(logp.dtype))[0]}
+
+
+def _staleness_mean(inputs: dict, params: dict) -> dict:
+    """C, M_tail, B, Q and rho in the model's order."""
+    given = (inputs[name] for name in ("C", "M_tail", "B", "Q", "rho_sys"))
+    got = staleness.mean_staleness(*given, **params)
+    return {"n_pqs": got.n_pqs, "n_iqs": got.n_iqs, "n_bar": got.n_bar}
+
+
+def _m_tail(inputs: dict, params: dict) -> dict:
+    return {"m_tail": staleness.m_tail(inputs["lengths"])}
+
+
 EVALUATORS: dict[str, Evaluator] = {
     "agg_weights": _agg_weights,
     "hill_kernel": _hill_kernel,
@@ -137,4 +181,8 @@ EVALUATORS: dict[str, Evaluator] = {
     "diagnostics": _diagnostics,
     "log_ratio_split": _log_ratio_split,
     "r3_gate": _r3_gate,
+    "entropy": _entropy,
+    "mai_replay": _mai_replay,
+    "staleness_mean": _staleness_mean,
+    "m_tail": _m_tail,
 }

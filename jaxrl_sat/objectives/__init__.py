@@ -1,10 +1,18 @@
 """Objectives: evidence in, sums and counts out. Imports jax and `types` alone."""
 
-from jaxrl_sat.objectives.advantages import group_normalised
-from jaxrl_sat.objectives.diagnostics import staleness, staleness_split
+from jaxrl_sat.objectives.advantages import (
+    ADVANTAGES,
+    group_centred,
+    group_normalised,
+    leave_one_out,
+    overlong_shaping,
+)
+from jaxrl_sat.objectives.diagnostics import by_turn, staleness, staleness_split
+from jaxrl_sat.objectives.entropy import entropy, log_softmax_on
 from jaxrl_sat.objectives.evidence import Evidence, UpdateScale, make_evidence
 from jaxrl_sat.objectives.kl import kl_estimate, kl_regulariser
 from jaxrl_sat.objectives.metrics import Metrics, combine, finalise
+from jaxrl_sat.objectives.nucleus import nucleus_log_softmax, renormalised
 from jaxrl_sat.objectives.policy_loss import (
     LossOut,
     PolicyLoss,
@@ -21,6 +29,7 @@ from jaxrl_sat.objectives.reduce import Reduce, normalise
 from jaxrl_sat.objectives.total import total_loss
 
 __all__ = [
+    "ADVANTAGES",
     "RECIPES",
     "Evidence",
     "LossOut",
@@ -28,21 +37,29 @@ __all__ = [
     "PolicyLoss",
     "Reduce",
     "UpdateScale",
+    "by_turn",
     "combine",
+    "entropy",
     "finalise",
     "first_pass",
+    "group_centred",
     "group_normalised",
     "grpo",
     "gspo",
     "kl_estimate",
     "kl_regulariser",
+    "leave_one_out",
+    "log_softmax_on",
     "make_evidence",
     "needs_first_pass",
     "needs_recomputed",
     "needs_topk",
     "normalise",
+    "nucleus_log_softmax",
+    "overlong_shaping",
     "policy_loss",
     "ppo",
+    "renormalised",
     "sat_grpo",
     "sat_gspo",
     "staleness",

@@ -1,10 +1,18 @@
-"""Group-normalised advantages: seed 000 3.3, SPEC 4."""
+"""Advantages of responses from their rewards, group by group, and the length term a reward may carry: SPEC 4.
+
+A response whose reward is not finite, or whose group id lies outside 0 .. num_groups - 1, is a data fault: its A is 0
+and its group is formed by the others. Nothing here returns NaN: a group whose sums overflow has A = 0.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl_sat.types import InputError
 
 
 def group_normalised(
@@ -15,21 +23,82 @@ def group_normalised(
     eps: float = 1e-6,
     ddof: int = 1,
 ) -> Float[Array, " N"]:
-    """A_b = (R_b - mean_g) / (std_g + eps) within the group g = `group_ids[b]` of samples of one prompt; detached.
+    """A_b = (R_b - mean_g) / (std_g + eps) within the group g = `group_ids[b]` of samples of one prompt: seed 000 3.3.
 
-    `group_ids` run from 0 to num_groups - 1. std has `ddof` 1; `std_normalize` False centres only (Dr.GRPO). A group
-    of one member, or whose rewards are all equal (max = min; in float32 their std need not be 0), has A = 0 exactly.
+    `group_ids` run from 0 to num_groups - 1. std has `ddof` 1; `std_normalize` False centres only. A group of one
+    member, or whose rewards are all equal (max = min; in float32 their std need not be 0), has A = 0 exactly. Detached.
     """
-    rewards = jax.lax.stop_gradient(rewards)
-
-    def per_group(values: Float[Array, " N"]) -> Float[Array, " G"]:
-        return jax.ops.segment_sum(values, group_ids, num_groups)
-
-    size = per_group(jnp.ones_like(rewards))
-    centred = rewards - (per_group(rewards) / jnp.maximum(size, 1))[group_ids]
-    highest = jax.ops.segment_max(rewards, group_ids, num_groups)
-    lowest = jax.ops.segment_min(rewards, group_ids, num_groups)
+    centred, size, members, differs = _centred(rewards, group_ids, num_groups)
     if std_normalize:
-        std = jnp.sqrt(per_group(centred * centred) / jnp.maximum(size - ddof, 1))
-        centred = centred / (std + eps)[group_ids]
-    return jnp.where((highest == lowest)[group_ids], 0, centred)
+        square = jax.ops.segment_sum(centred * centred, members, num_groups + 1)
+        std = jnp.sqrt(square / jnp.maximum(size - ddof, 1))
+        centred = centred / (std + eps)[members]
+    return _where_sound(differs, centred)
+
+
+def group_centred(rewards: Float[Array, " N"], group_ids: Int[Array, " N"], num_groups: int) -> Float[Array, " N"]:
+    """A_b = R_b - mean_g, Dr. GRPO's: `group_normalised` without the division. SPEC 4."""
+    return group_normalised(rewards, group_ids, num_groups, std_normalize=False)
+
+
+def leave_one_out(rewards: Float[Array, " N"], group_ids: Int[Array, " N"], num_groups: int) -> Float[Array, " N"]:
+    """RLOO: A_b = R_b - mean of the other members of its group = n/(n - 1) (R_b - mean_g), n the group's size.
+
+    A group of one, or whose rewards are all equal, has A = 0 exactly. Detached.
+    """
+    centred, size, members, differs = _centred(rewards, group_ids, num_groups)
+    return _where_sound(differs, centred * (size / jnp.maximum(size - 1, 1))[members])
+
+
+ADVANTAGES: dict[str, Callable[[Float[Array, " N"], Int[Array, " N"], int], Float[Array, " N"]]] = {
+    "group": group_normalised,
+    "centred": group_centred,
+    "rloo": leave_one_out,
+}
+"""One slot, (rewards, group_ids, num_groups) -> advantages, by the name a configuration gives it."""
+
+
+def overlong_shaping(
+    lengths: Int[Array, " N"], max_length: int, buffer: int, penalty: float = 1.0
+) -> Float[Array, " N"]:
+    """What is added to a reward for length in tokens, DAPO's soft overlong punishment.
+
+        0                                              length <= max_length - buffer
+        -penalty (length - max_length + buffer) / buffer    between
+        -penalty                                       length >= max_length
+
+    A buffer of 0 is a step: -penalty where length > max_length, 0 elsewhere.
+    """
+    if not 0 <= buffer <= max_length:
+        raise InputError(f"buffer: {buffer!r} is not a number of tokens from 0 to max_length, {max_length}")
+    if not 0 <= penalty < float("inf"):
+        raise InputError(f"penalty: {penalty!r} is not a number of at least 0")
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise ValueError(f"lengths has dtype {lengths.dtype}; expected integer (tokens)")
+    over = (lengths - (max_length - buffer)).astype(float)
+    return -penalty * jnp.clip(over / buffer, 0, 1) if buffer else jnp.where(over > 0, -penalty, 0.0)
+
+
+def _centred(
+    rewards: Float[Array, " N"], group_ids: Int[Array, " N"], num_groups: int
+) -> tuple[Float[Array, " N"], Float[Array, " G"], Int[Array, " N"], Bool[Array, " N"]]:
+    """R_b - mean_g, the sizes of the groups, each response's group, and whether its group has unequal rewards.
+
+    Group `num_groups` collects the responses that are left out.
+    """
+    if rewards.ndim != 1 or not jnp.issubdtype(rewards.dtype, jnp.floating):
+        raise ValueError(f"rewards is {rewards.dtype}{list(rewards.shape)}; expected floating [N]")
+    if group_ids.shape != rewards.shape or not jnp.issubdtype(group_ids.dtype, jnp.integer):
+        raise ValueError(f"group_ids is {group_ids.dtype}{list(group_ids.shape)}; expected integer {rewards.shape}")
+    rewards = jax.lax.stop_gradient(rewards)
+    sound = jnp.isfinite(rewards) & (group_ids >= 0) & (group_ids < num_groups)
+    rewards, members = jnp.where(sound, rewards, 0), jnp.where(sound, group_ids, num_groups)
+    size = jax.ops.segment_sum(jnp.ones_like(rewards), members, num_groups + 1)
+    mean = jax.ops.segment_sum(rewards, members, num_groups + 1) / jnp.maximum(size, 1)
+    highest = jax.ops.segment_max(rewards, members, num_groups + 1)
+    lowest = jax.ops.segment_min(rewards, members, num_groups + 1)
+    return rewards - mean[members], size, members, (highest > lowest)[members] & sound
+
+
+def _where_sound(differs: Bool[Array, " N"], advantages: Float[Array, " N"]) -> Float[Array, " N"]:
+    return jnp.where(differs & jnp.isfinite(advantages), advantages, 0)

@@ -72,3 +72,27 @@ def staleness_split(evidence: Evidence) -> Metrics:
             "staleness/var_total": covariance_over(total, total, active),
         },
     )
+
+
+def by_turn(evidence: Evidence, low_probability: float = 1e-3) -> Metrics:
+    """|d|, low-probability tokens and entropy of each turn k = 0 .. num_turns - 1: seed 000 Part 5, SPEC 18.
+
+    Means under "staleness/turn_K/": `abs_d_mean`, |log pi - log mu|; `low_probability`, the share with pi(y) below the
+    threshold; `entropy`, over the tokens where it is finite. A turn past the last is counted with the last, as SAT's
+    gate does; a turn without an active token has mean 0, count 0.
+    """
+    detached = jax.lax.stop_gradient(evidence)
+    measured, _ = sanitise(detached, ("logp", "logp_mu"))
+    with_entropy, _ = sanitise(detached, ("logp", "entropy"))
+    turns, dtype = jnp.clip(evidence.turn_ids, 0, evidence.num_turns - 1), measured.logp.dtype
+    per_token = {
+        "abs_d_mean": (jnp.abs(measured.logp - measured.logp_mu), measured.mask),
+        "low_probability": (jnp.exp(measured.logp) < low_probability, measured.mask),
+        "entropy": (with_entropy.entropy, with_entropy.mask),
+    }
+    means = {
+        f"staleness/turn_{turn}/{name}": mean_over(values, active & (turns == turn), dtype)
+        for turn in range(evidence.num_turns)
+        for name, (values, active) in per_token.items()
+    }
+    return Metrics(means=means)

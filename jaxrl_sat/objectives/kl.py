@@ -12,8 +12,10 @@ from jaxrl_sat.objectives.metrics import Metrics, mean_over
 from jaxrl_sat.objectives.policy_loss import LossOut
 from jaxrl_sat.objectives.ratio import LOG_RATIO_MAX, check_choice
 from jaxrl_sat.objectives.reduce import Reduce
+from jaxrl_sat.objectives.segments import active_lengths, segment_sum, spread
 
 KlKind = Literal["k1", "k2", "k3", "low_var_kl"]
+KlLevel = Literal["token", "sequence"]
 
 VALUE_MAX = 10.0
 
@@ -54,13 +56,21 @@ def kl_regulariser(
     reduce: Reduce = Reduce(),  # noqa: B008 (frozen)
     log_ratio_max: float = LOG_RATIO_MAX,
     value_max: float = VALUE_MAX,
+    level: str = "token",
 ) -> LossOut:
     """coef * agg(KL estimate), as sum and count, over the tokens where log pi and log ref are finite.
 
-    Metric "kl/ref": the token mean of the estimate, without the coefficient.
+    `level` "sequence": the estimate is of a response's mean log-ratio, (1/T_b) sum_t (log pi - log ref), and stands at
+    each of its active tokens; the gradient goes through the mean (SPEC 7.1). Metric "kl/ref": the token mean of the
+    estimate, without the coefficient.
     """
+    check_choice("kl_level", level, KlLevel)
     clean, n_nonfinite = sanitise(evidence, ("logp", "logp_ref"))
-    estimate, keep = kl_estimate(clean.logp, clean.logp_ref, kind, log_ratio_max, value_max)
+    logp, logp_ref = clean.logp, clean.logp_ref
+    if level == "sequence":
+        mean = segment_sum(logp - logp_ref, clean) / jnp.maximum(active_lengths(clean), 1)
+        logp, logp_ref = jnp.where(clean.mask, spread(mean, clean), 0), jnp.zeros_like(logp)
+    estimate, keep = kl_estimate(logp, logp_ref, kind, log_ratio_max, value_max)
     per_token = coef * estimate
     loss_sum, count = reduce(per_token, clean)
     return LossOut(

@@ -19,6 +19,7 @@ def total_loss(
     kl_coef: float = 1e-3,
     kl_kind: str = "low_var_kl",
     entropy_coef: float = 0.0,
+    kl_level: str = "token",
 ) -> LossOut:
     """total = agg(-S) + kl_coef agg(KL) - entropy_coef agg(H), all by the objective's aggregation: SPEC 16.
 
@@ -26,7 +27,7 @@ def total_loss(
     term is a mean over its own active tokens; `n_active`, `n_nonfinite` and `keep` are those of the policy term.
     """
     out = policy_loss(objective, evidence)
-    kl = kl_regulariser(evidence, kl_coef, kl_kind, objective.reduce)
+    kl = kl_regulariser(evidence, kl_coef, kl_kind, objective.reduce, level=kl_level)
     with_entropy, _ = sanitise(evidence, ("logp", "entropy"))
     entropy = with_entropy.entropy
     loss_sum, per_token = out.loss_sum, out.per_token
