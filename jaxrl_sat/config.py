@@ -13,8 +13,10 @@ from typing import Annotated, Any, Literal
 from ml_collections import ConfigDict
 
 from jaxrl_sat import schema
+from jaxrl_sat.objectives.corrections import Trainer as KPopTrainer
 from jaxrl_sat.objectives.kl import KlKind
 from jaxrl_sat.objectives.policy_loss import PolicyLoss
+from jaxrl_sat.objectives.radii import Scope
 from jaxrl_sat.objectives.ratio import Denominator, GradMode
 from jaxrl_sat.objectives.recipes import RECIPES
 from jaxrl_sat.objectives.reduce import Aggregation
@@ -53,11 +55,15 @@ class Data:
 class Sampler:
     """`slots`: responses decoded at once. `topk`: log-probs recorded a token, at most the vocabulary.
 
+    `top_p`: probability that the words drawn from have together (1: all words); evaluations have it too, at their own
+    temperature. `nucleus`: most words it may take, at most the vocabulary; all of them are recorded with the token.
     `dtype`: of the sampler's weights, cast when they are handed over; `cache_dtype`: of its keys and values.
     """
 
     group_size: Annotated[int, Range(2, 4096)]  # a group of one has no baseline: every advantage would be 0
     temperature: Positive
+    top_p: Annotated[float, Range(0, 1, above=True)]
+    nucleus: Count
     max_response_tokens: Annotated[int, Range(2, 10**6)]
     topk: Count
     slots: Count
@@ -84,7 +90,17 @@ class Objective:
     quantile: Annotated[float, Range(0, 1, above=True)] | None = None
     exponent: Positive | None = None
     q_floor: NotNegative | None = None
+    scope: Scope | None = None
     grad_mode: GradMode | None = None
+    cap: Annotated[float, Range(1)] | None = None
+    cap_low: Annotated[float, Range(0, 1)] | None = None
+    alpha: Annotated[float, Range(0, 1)] | None = None
+    beta: Annotated[float, Range(1)] | None = None
+    phi: NotNegative | None = None
+    trainer: KPopTrainer | None = None
+    zero_one: bool | None = None
+    delta: Positive | None = None
+    delta_high: Positive | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +257,8 @@ def _resolve(recipe: str, given: Objective) -> Objective:
                 f"objective.{key}: {value!r}, but recipe {recipe!r} takes no {key}; allowed: {', '.join(takes)}"
             )
     hints = dict(schema.flat_keys(Objective))
-    own = {key: schema.plain(hints[key])[0](parameter.default) for key, parameter in takes.items()}
+    defaults = {key: parameter.default for key, parameter in takes.items() if parameter.default is not None}
+    own = {key: schema.plain(hints[key])[0](default) for key, default in defaults.items()}
     return schema.build(Objective, own | _set(given), "objective.")
 
 

@@ -48,10 +48,7 @@ def _run(argv: Sequence[str]) -> None:
 
 
 def _preset_that_fits(command) -> tuple[str, str]:
-    """The preset for the devices found, and which those are.
-
-    JAX starts here, so its CPU devices are made first, as many as the cpu preset needs.
-    """
+    """The preset for the devices found, and which those are. JAX starts here, so CPU devices are made first."""
     import jax
 
     from jaxrl_sat import cli, config

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_sat import config as config_lib
-from jaxrl_sat import embedded, mesh, model
+from jaxrl_sat import mesh, model, sources
 from jaxrl_sat.config import RunConfig
-from jaxrl_sat.data import packing
+from jaxrl_sat.data import catalogue, packing
 from jaxrl_sat.objectives import group_normalised, needs_recomputed
 from jaxrl_sat.pipeline import lag, requests
 from jaxrl_sat.schedule import due
-from jaxrl_sat.types import InputError, Prompt
+from jaxrl_sat.types import Prompt
 
 SHOWN = 12
 """Updates of the lag schedule that are written out."""
@@ -31,7 +30,7 @@ SHOWN = 12
 
 def render(config: RunConfig, preset: str) -> str:
     """The resolved config, the meshes and the plan as one JSON document. Raises `InputError` as the run would."""
-    model_config = read_model_config(config)
+    model_config = sources.read_model_config(config.model.path)
     mesh.check_fits(config, model_config)
     document = {
         "preset": preset,
@@ -40,35 +39,6 @@ def render(config: RunConfig, preset: str) -> str:
         "plan": plan(config, model_config),
     }
     return json.dumps(document, indent=2)
-
-
-def model_folder(config: RunConfig) -> Path:
-    """The folder that `model.path` names."""
-    return embedded.model_path() if config.model.path == "embedded" else Path(config.model.path).expanduser()
-
-
-def data_name(config: RunConfig) -> str:
-    """What the data set is called in metrics: its own name, not that of the folder it lies in."""
-    if config.data.path == "arithmetic":
-        return config.data.path
-    return str(_dataset_info(config.data.path).get("name") or Path(config.data.path).resolve().name)
-
-
-def read_model_config(config: RunConfig) -> model.ModelConfig:
-    """The model that `model.path` names, from its config.json alone: no weights are needed to plan."""
-    folder = model_folder(config)
-    if not folder.is_dir():
-        raise InputError(
-            f"model.path: {config.model.path!r} is not a folder; allowed: embedded, or a Hugging Face checkpoint folder"
-        )
-    try:
-        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"model.path: {folder} has no readable config.json ({type(error).__name__}); "
-            "allowed: embedded, or a Hugging Face checkpoint folder"
-        ) from error
-    return model.ModelConfig.from_hf(fields)
 
 
 def meshes(config: RunConfig) -> dict[str, Any]:
@@ -110,39 +80,16 @@ def plan(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
 
 
 def _data(config: RunConfig) -> dict[str, Any]:
-    problems = _problems(config.data.path)
+    data_set = catalogue.read_data_set(config.data.path)
+    problems = data_set.problems
     drawn = config.updates * config.data.prompts_per_update
     return {
-        "set": data_name(config),
-        "made by": "the run itself, once" if config.data.path == "arithmetic" else "the user",
+        "set": data_set.name,
+        "made by": "the user" if data_set.folder else "the run itself, once",
         "problems": problems,
         "prompts drawn": drawn,
         "epochs": round(drawn / problems["train"], 3) if problems.get("train") else None,
     }
-
-
-def _problems(path: str) -> dict[str, int]:
-    """Problems in each split, from the folder's dataset_info.json or, for the set made on demand, from its maker."""
-    if path == "arithmetic":
-        from jaxrl_sat.data import builder
-
-        return dict(builder.SIZES)
-    info = _dataset_info(path)
-    try:
-        return {split["name"]: sum(map(int, split["shardLengths"])) for split in info["splits"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"data.path: {path!r} has splits that cannot be read; allowed: a set TFDS wrote") from error
-
-
-def _dataset_info(path: str) -> dict[str, Any]:
-    folder = Path(path).expanduser()
-    infos = [info for depth in ("", "*/", "*/*/") for info in folder.glob(f"{depth}dataset_info.json")]
-    if not infos:
-        raise InputError(f"data.path: {path!r} holds no data set; allowed: arithmetic, or the folder of a TFDS set")
-    try:
-        return json.loads(infos[0].read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"data.path: {infos[0]} cannot be read; allowed: one that TFDS wrote") from error
 
 
 def _responses(config: RunConfig) -> int:
@@ -152,7 +99,9 @@ def _responses(config: RunConfig) -> int:
 def _rollouts(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
     topk = min(config.sampler.topk, model_config.vocab_size)
     experts = model_config.num_sparse_layers * model_config.num_experts_per_tok
-    record = 12 + 8 * topk + experts * (1 if model_config.num_experts <= 256 else 2)
+    plain = 12 + 8 * topk + experts * (1 if model_config.num_experts <= 256 else 2)
+    nucleus = min(config.sampler.nucleus, model_config.vocab_size) if config.sampler.top_p < 1 else 0
+    record = plain + 4 * nucleus
     responses = _responses(config)
     return {
         "responses an update": responses,
@@ -160,7 +109,9 @@ def _rollouts(config: RunConfig, model_config: model.ModelConfig) -> dict[str, A
         "prefilled tokens an update at most": config.data.prompts_per_update * config.data.max_prompt_tokens,
         "responses a slot": round(responses / config.sampler.slots, 3),
         "log-probs recorded a token": topk,
-        "record bytes a token": record,
+        "words of a nucleus at most": nucleus,
+        "record bytes a token at most": record,
+        "record bytes a token without a nucleus": plain,
         "record bytes an update at most": record * responses * config.sampler.max_response_tokens,
     }
 
@@ -207,13 +158,20 @@ def _versions_in_flight(config: RunConfig) -> int:
 
 
 def _evaluation(config: RunConfig) -> dict[str, Any]:
-    problems = min(config.eval.problems, _problems(config.data.path).get("test", config.eval.problems))
+    data_set = catalogue.read_data_set(config.data.path)
+    problems = min(config.eval.problems, data_set.problems.get("test", config.eval.problems))
     return {
-        "metric": f"eval/{data_name(config)}/avg_at_{config.eval.samples}",
+        "metric": f"eval/{data_set.name}/avg_at_{config.eval.samples}",
         "problems": problems,
         "responses": problems * config.eval.samples,
-        "drawn": f"at temperature {config.eval.temperature:g}" if config.eval.temperature else "greedily",
+        "drawn": _drawn(config.eval.temperature, config.sampler.top_p),
     }
+
+
+def _drawn(temperature: float, top_p: float) -> str:
+    if not temperature:
+        return "greedily"
+    return f"at temperature {temperature:g}" + (f", top-p {top_p:g}" if top_p < 1 else "")
 
 
 def _steps(config: RunConfig) -> dict[str, Any]:

@@ -23,18 +23,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_sat import config as config_lib
-from jaxrl_sat import evaluate, mesh, metrics, model, optim, plan, rewards, sampler
+from jaxrl_sat import evaluate, mesh, metrics, model, optim, rewards, sampler, sources
 from jaxrl_sat.checkpoint import Checkpointer
 from jaxrl_sat.config import RunConfig
-from jaxrl_sat.data import packing
+from jaxrl_sat.data import catalogue, packing
 from jaxrl_sat.data.loader import PromptLoader
 from jaxrl_sat.data.tokenizer import Tokenizer
-from jaxrl_sat.learner import Learner, StepSettings
+from jaxrl_sat.learner import Learner
 from jaxrl_sat.objectives import group_normalised, needs_recomputed
 from jaxrl_sat.pipeline import lag, requests
 from jaxrl_sat.pipeline.handoff import WeightStore
 from jaxrl_sat.report import curves
 from jaxrl_sat.schedule import due
+from jaxrl_sat.step import StepSettings
 from jaxrl_sat.types import Batch, InputError, Params, Prompt, Request, Rollout, SamplingParams, TrainState
 from jaxrl_sat.workdir import check_same_run, claimed, record_config
 
@@ -66,7 +67,7 @@ class StopSignal:
 
 def load_tokenizer(config: RunConfig, model_config: model.ModelConfig) -> Tokenizer:
     """The tokenizer beside the model; `InputError` where it has words that the model does not know."""
-    folder = plan.model_folder(config)
+    folder = sources.model_folder(config.model.path)
     tokenizer = Tokenizer.load(folder)
     if tokenizer.vocab_size > model_config.vocab_size:
         raise InputError(
@@ -100,7 +101,10 @@ def make_engine(
     config: RunConfig, model_config: model.ModelConfig, meshes: mesh.Meshes, stop_ids: tuple[int, ...]
 ) -> sampler.RolloutEngine:
     """The sampling engine of a configuration on the sampler's mesh."""
-    sampling = SamplingParams(config.sampler.temperature, config.sampler.max_response_tokens, stop_ids)
+    drawing = config.sampler
+    sampling = SamplingParams(
+        drawing.temperature, drawing.max_response_tokens, stop_ids, drawing.top_p, drawing.nucleus
+    )
     return sampler.RolloutEngine(
         config=model_config,
         mesh=meshes.sampler,
@@ -151,7 +155,7 @@ class Run:
 
 def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[Run, TrainState]:
     """Data, model, meshes, learner, state and sampler of a run, the sampler not yet started."""
-    model_config = plan.read_model_config(config)
+    model_config = sources.read_model_config(config.model.path)
     mesh.check_fits(config, model_config)
     tokenizer = load_tokenizer(config, model_config)
     loader = PromptLoader(
@@ -163,7 +167,7 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
         prompts = held_out.eval_prompts(config.eval.problems)
     meshes = mesh.make_meshes(config, jax.devices())
     learner = make_learner(config, model_config, meshes)
-    _, params = model.load_hf(plan.model_folder(config), config.model.dtype, learner.param_shardings)
+    _, params = model.load_hf(sources.model_folder(config.model.path), config.model.dtype, learner.param_shardings)
     state, versions = restore_or_init(learner, checkpoints, config, params)
     engine = make_engine(config, model_config, meshes, tokenizer.eos_ids)
 
@@ -201,7 +205,7 @@ def evaluation(run: Run, params: Params, step: int, stop: StopSignal) -> dict[st
     if rollouts is None:
         return {}
     avg = evaluate.avg_at_k(score(rollouts, run.tokenizer), samples)
-    return {f"eval/{plan.data_name(run.config)}/avg_at_{samples}": avg}
+    return {f"eval/{catalogue.read_data_set(run.config.data.path).name}/avg_at_{samples}": avg}
 
 
 def learn(
@@ -267,6 +271,8 @@ def readable(
 def loop(run: Run, state: TrainState, log: metrics.Log, stop: StopSignal) -> TrainState:
     """Update until `updates` are done or a signal asks to stop. Returns the last state, saved."""
     config = run.config
+    every = (config.log.rollouts_every, config.eval.every, config.checkpoint.every)
+    show, judge, save = (set(due(n, config.updates)) for n in every)
     start = int(state.step)
     if start == 0 and config.eval.every:
         log.write(0, evaluation(run, state.params, 0, stop))
@@ -293,13 +299,13 @@ def loop(run: Run, state: TrainState, log: metrics.Log, stop: StopSignal) -> Tra
             "time/rollout_wait_s": learning - began,
             "time/handoff_s": ended - publishing,
         }
-        if step in due(config.log.rollouts_every, config.updates):
+        if step in show:
             records = readable(run, step, taken.rollouts, scores, advantage)
             metrics.save_rollouts(run.folder / "rollouts", step, records)
-        if step in due(config.eval.every, config.updates) and not stop.requested:
+        if step in judge and not stop.requested:
             values |= evaluation(run, state.params, step, stop)
         log.write(step, values)
-        if step in due(config.checkpoint.every, config.updates):
+        if step in save:
             log.flush()
             run.checkpoints.save(state, run.store.in_flight())
         if stop.requested:

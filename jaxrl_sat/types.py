@@ -67,16 +67,23 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are drawn. `temperature` 0 is greedy (log-probs are then those of the untempered softmax)."""
+    """How tokens are drawn. `temperature` 0 is greedy (log-probs are then those of the untempered softmax).
+
+    With `top_p` below 1 a token is drawn from its nucleus, the fewest most likely words whose probability after the
+    temperature reaches `top_p`, or the first `nucleus` of them where those are fewer. 1 draws from all words.
+    """
 
     temperature: float
     max_response_tokens: int
     stop_ids: tuple[int, ...]
+    top_p: float = 1.0
+    nucleus: int = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class TopK:
-    """The K most likely words of the distribution a token was drawn from, most likely first."""
+    """The K most likely words of the distribution a token was drawn from, most likely first; log-prob -inf for those
+    that its nucleus leaves out."""
 
     ids: np.ndarray  # int32 [R, K]
     logp: np.ndarray  # float32 [R, K]
@@ -88,12 +95,15 @@ class Rollout:
 
     `expert_ids[:, t]` is the routing of position t of prompt + response, recorded when that token was fed: there are
     P + R - 1 of them, since the last sampled token is never fed. Ids are stored in the smallest integer that fits.
+    `nucleus_ids[t]` are the words that token t was drawn from, most likely first, -1 behind the last and throughout
+    where it was greedy; C is the length of the longest, at least 1, and 0 where top-p is off.
     """
 
     request: Request
     tokens: np.ndarray  # int32 [R], the stop token included
     logp: np.ndarray  # float32 [R], behaviour log-prob under the distribution sampled from
     topk: TopK
+    nucleus_ids: np.ndarray  # int32 [R, C]
     expert_ids: np.ndarray  # uint8 or uint16 [M, P + R - 1, k]
     versions: np.ndarray  # int32 [R], weight version that sampled each token
     prefill_version: int
@@ -116,7 +126,8 @@ class Batch:
     """Packed rows for one update. Every per-token array stands at the position of the token it is about.
 
     `segment_ids` numbers the responses inside a row from 1; 0 is padding. `mask` is True on response tokens that
-    train. A response never crosses rows.
+    train. A response never crosses rows. K is 0 where the objective needs no top-K records, C where the nucleus is not
+    replayed.
     """
 
     tokens: Int[AnyArray, "N T"]
@@ -126,6 +137,9 @@ class Batch:
     behaviour_logp: Float[AnyArray, "N T"]
     advantages: Float[AnyArray, "N T"]
     versions: Int[AnyArray, "N T"]  # weight version that sampled the token; 0 where mask is False
+    topk_ids: Int[AnyArray, "N T K"]  # -1 where mask is False
+    topk_logp: Float[AnyArray, "N T K"]  # under the behaviour policy
+    nucleus_ids: Int[AnyArray, "N T C"]  # -1 where unused
     routing: RouterTrace
 
 

@@ -80,6 +80,7 @@ def test_resolved_config_is_plain_and_holds_the_recipes_own_values() -> None:
         "quantile": 0.9,
         "exponent": 2.0,
         "q_floor": 0.0,
+        "scope": "microbatch",
     }
     again = from_config_dict(ConfigDict(resolved))
     assert config_lib.to_dict(again) == resolved
@@ -120,11 +121,14 @@ def test_missing_key(key: str) -> None:
         ("updates", 1.5, "a whole number"),
         ("updates", True, "a whole number"),
         ("updates", None, "a whole number"),
-        ("recipe", "sat", "gspo, ppo, sat_grpo"),
+        ("recipe", "sat", "gspo_tis, icepop"),
         ("model.dtype", "float16", "float32, bfloat16"),
         ("sampler.group_size", 1, "2 or more"),
         ("sampler.temperature", 0.0, "above 0"),
         ("sampler.topk", 0, "1 or more"),
+        ("sampler.top_p", 0.0, "a number, above 0, at most 1"),
+        ("sampler.top_p", 1.5, "a number, above 0, at most 1"),
+        ("sampler.nucleus", 0, "1 or more"),
         ("pipeline.mode", "async", "sync, fixed, interval"),
         ("pipeline.lag", 0, "1 or more"),
         ("objective.eps_low", 1.5, "0 or more, at most 1"),

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 from ml_collections import ConfigDict
 
-from jaxrl_sat import mesh, model, optim, plan, schema, train
+from jaxrl_sat import mesh, model, optim, plan, schema, sources, train
 from jaxrl_sat.config import RunConfig, from_config_dict
 from jaxrl_sat.types import Batch, RouterTrace, TrainState
 from tests.run_configs import data_folder, model_folder, small
@@ -28,6 +28,8 @@ OTHER: dict[str, Any] = {
     "data.max_prompt_tokens": 33,
     "sampler.group_size": 8,
     "sampler.temperature": 0.9,
+    "sampler.top_p": 0.9,
+    "sampler.nucleus": 16,
     "sampler.max_response_tokens": 12,
     "sampler.topk": 10,
     "sampler.slots": 4,
@@ -77,6 +79,7 @@ OTHER: dict[str, Any] = {
 
 STARTING_FROM = {
     "objective.grad_mode": {"recipe": "sat_gspo"},  # the flagship's recipe has no such parameter
+    "sampler.nucleus": {"sampler.top_p": 0.9},
     "pipeline.mode": {"pipeline.lag": 2},  # at lag 1 fixed and interval are one schedule
     "learner.replay": {"model.path": "moe"},  # a dense model, which traces in half the time, has no routing to replay
 }
@@ -102,7 +105,7 @@ def configured(folders: Path, changes: dict[str, Any]) -> RunConfig:
 
 def planned(config: RunConfig) -> dict[str, Any]:
     """The plan without what merely repeats the config."""
-    model_config = plan.read_model_config(config)
+    model_config = sources.read_model_config(config.model.path)
     figures = plan.plan(config, model_config)
     del figures["learner"]["objective"], figures["lag"]["version that samples update j"]
     meshes = plan.meshes(config)
@@ -111,7 +114,7 @@ def planned(config: RunConfig) -> dict[str, Any]:
 
 def lowered(config: RunConfig) -> str:
     """The train step as it goes to the compiler."""
-    model_config = plan.read_model_config(config)
+    model_config = sources.read_model_config(config.model.path)
     learner = train.make_learner(config, model_config, mesh.make_meshes(config, jax.devices()))
     params = model.abstract_params(model_config, config.model.dtype)
     scalar = jax.ShapeDtypeStruct((), jnp.int32)

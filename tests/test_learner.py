@@ -12,9 +12,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_sat import model
 from jaxrl_sat.data import packing
-from jaxrl_sat.learner import Learner, StepSettings
+from jaxrl_sat.learner import Learner
 from jaxrl_sat.objectives import grpo, gspo, sat_grpo
 from jaxrl_sat.optim import make_optimizer
+from jaxrl_sat.step import StepSettings
 from jaxrl_sat.types import Prompt, Request, Rollout, TopK
 
 CONFIG = model.ModelConfig(
@@ -97,6 +98,7 @@ def batch(params):
                 tokens=tokens[prompt_length:],
                 logp=logp[response] + noise,
                 topk=TopK(np.zeros((response_length, 1), np.int32), np.zeros((response_length, 1), np.float32)),
+                nucleus_ids=np.zeros((response_length, 0), np.int32),
                 expert_ids=expert_ids[:, : len(tokens) - 1].astype(np.uint8),
                 versions=np.full(response_length, 3, np.int32),
                 prefill_version=3,

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxrl_sat import model, plan
+from jaxrl_sat import model, plan, sources
 from jaxrl_sat.config import from_config_dict
 from jaxrl_sat.types import InputError
 from tests.run_configs import data_folder, model_folder, small
@@ -18,12 +18,12 @@ def planned(folder: Path, **changes: Any) -> dict[str, Any]:
     config = small(model_folder(folder))
     config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
     run = from_config_dict(config)
-    return plan.plan(run, plan.read_model_config(run))
+    return plan.plan(run, sources.read_model_config(run.model.path))
 
 
 def test_model(tmp_path: Path) -> None:
     facts = planned(tmp_path)["model"]
-    config = plan.read_model_config(from_config_dict(small(tmp_path)))
+    config = sources.read_model_config(from_config_dict(small(tmp_path)).model.path)
     made = model.init_params(config, jax.random.key(0), "float32")
     assert facts["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(made))
     assert facts["bytes"] == sum(leaf.nbytes for leaf in jax.tree.leaves(made))
@@ -35,8 +35,18 @@ def test_rollouts(tmp_path: Path) -> None:
     assert facts["responses an update"] == 16 * 16
     assert facts["new tokens an update at most"] == 256 * 8
     # token, log-prob and version; 20 ids and log-probs; 2 layers of 2 expert ids in a byte each
-    assert facts["record bytes a token"] == 12 + 20 * 8 + 4
+    assert facts["record bytes a token at most"] == 12 + 20 * 8 + 4
     assert planned(tmp_path, sampler__topk=500)["rollouts"]["log-probs recorded a token"] == 32
+
+
+def test_a_nucleus_takes_an_id_for_each_of_its_words(tmp_path: Path) -> None:
+    facts = planned(tmp_path, sampler__top_p=0.9, sampler__nucleus=8)
+    assert facts["rollouts"]["record bytes a token at most"] == 12 + 20 * 8 + 4 + 4 * 8
+    assert facts["rollouts"]["record bytes a token without a nucleus"] == 12 + 20 * 8 + 4
+    assert facts["evaluation"]["drawn"] == "at temperature 1, top-p 0.9"
+    # 32 words in all
+    assert planned(tmp_path, sampler__top_p=0.9)["rollouts"]["words of a nucleus at most"] == 32
+    assert planned(tmp_path)["rollouts"]["words of a nucleus at most"] == 0
 
 
 def test_learner(tmp_path: Path) -> None:
@@ -92,4 +102,4 @@ def test_broken_config_json(tmp_path: Path) -> None:
     config = from_config_dict(small(model_folder(tmp_path)))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InputError, match=r"model\.path: .* has no readable config\.json"):
-        plan.read_model_config(config)
+        sources.read_model_config(config.model.path)

@@ -19,6 +19,10 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Bool, Int
 
+NAME = "arithmetic"
+"""What `data.path` calls the set, and what metrics call it."""
+SIZES = {"train": 14_000, "test": 1_000}
+"""Problems in each split of the set as it is stored."""
 SPLITS = ("train", "test")
 LEVELS = (1, 2, 3, 4, 5)
 MIX = (0.04, 0.2, 0.5, 0.06, 0.2)

@@ -16,7 +16,6 @@ import tensorflow_datasets as tfds
 from jaxrl_sat.data import arithmetic
 from jaxrl_sat.types import InputError
 
-SIZES = {"train": 14_000, "test": 1_000}
 SEED = 0
 
 
@@ -33,7 +32,7 @@ class Arithmetic(tfds.core.GeneratorBasedBuilder):
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
         del dl_manager
-        return {split: self._generate_examples(split, size) for split, size in SIZES.items()}
+        return {split: self._generate_examples(split, size) for split, size in arithmetic.SIZES.items()}
 
     def _generate_examples(self, split: str, size: int) -> Iterator[tuple[int, dict[str, Any]]]:
         for key, problem in enumerate(arithmetic.problems(split, size, SEED)):
@@ -52,7 +51,7 @@ def prepare(data_dir: str | os.PathLike[str] | None = None) -> Path:
     processes that do this at once the first wins. Raises InputError where the folder cannot be written.
     """
     root = Path(data_dir) if data_dir is not None else default_data_dir()
-    final = root / "arithmetic" / str(Arithmetic.VERSION)
+    final = root / arithmetic.NAME / str(Arithmetic.VERSION)
     if final.is_dir():
         return final
     try:

@@ -12,26 +12,16 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from jaxrl_sat.data.builder import prepare
+from jaxrl_sat.data.catalogue import read_data_set
 from jaxrl_sat.data.tokenizer import Tokenizer
 from jaxrl_sat.types import InputError, Prompt, reading
-
-EMBEDDED = "arithmetic"
 
 
 def _open(path: str, split: str) -> tuple[Any, Path]:
     """The random-access source of one split, and the folder it lies in."""
-    folder = prepare() if path == EMBEDDED else Path(path).expanduser()
-    if not folder.is_dir():
-        raise InputError(f'data.path {path} does not exist; allowed: "{EMBEDDED}" or a folder with a TFDS data set')
-    infos = sorted(
-        [folder / "dataset_info.json"]
-        if (folder / "dataset_info.json").is_file()
-        else [info for depth in ("*", "*/*") for info in folder.glob(f"{depth}/dataset_info.json")]
-    )
-    if len(infos) != 1:
-        raise InputError(f"data.path {path} must hold one TFDS data set (a dataset_info.json), found {len(infos)}")
+    folder = read_data_set(path).folder or prepare()
     try:
-        builder: Any = tfds.builder_from_directory(infos[0].parent)
+        builder: Any = tfds.builder_from_directory(folder)
     except Exception as error:
         raise InputError(f"data.path {path} is not a readable TFDS data set: {' '.join(str(error).split())}") from error
     fields = set(builder.info.features or ())
@@ -42,7 +32,7 @@ def _open(path: str, split: str) -> tuple[Any, Path]:
     if builder.info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
         raise InputError(f"data.path {path} is stored as {builder.info.file_format.value}; it must be array_record")
     with reading(f"data.path {path}"):
-        return builder.as_data_source(split=split), infos[0].parent
+        return builder.as_data_source(split=split), folder
 
 
 def _text(value: Any) -> str:

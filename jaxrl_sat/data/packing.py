@@ -6,6 +6,7 @@ batch; the rows that are only padding cost nothing, since the learner skips a mi
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,8 +55,20 @@ def bucketed(microbatches: int) -> int:
     return size
 
 
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """Which of the sampler's records travel to the learner: top-K log-probs, nucleus. What nobody reads stays."""
+
+    topk: bool = False
+    nucleus: bool = False
+
+
 def pack(
-    rollouts: Sequence[Rollout], advantages: Float[np.ndarray, " R"], row_tokens: int, microbatch_rows: int
+    rollouts: Sequence[Rollout],
+    advantages: Float[np.ndarray, " R"],
+    row_tokens: int,
+    microbatch_rows: int,
+    records: Records = Records(),
 ) -> Batch:
     """Pack `rollouts` and their advantages into rows; NumPy arrays, rows a bucketed multiple of `microbatch_rows`.
 
@@ -67,6 +80,9 @@ def pack(
     count = microbatch_rows * bucketed(-(-len(rows) // microbatch_rows))
     shape = (count, row_tokens)
     layers, _, experts_per_token = rollouts[0].expert_ids.shape
+    num_topk = rollouts[0].topk.ids.shape[1] if records.topk else 0
+    widest = max(r.nucleus_ids.shape[1] for r in rollouts) if records.nucleus else 0
+    num_nucleus = 1 << (widest - 1).bit_length() if widest else 0  # few sizes, few compilations
     batch = Batch(
         tokens=np.zeros(shape, np.int32),
         positions=np.zeros(shape, np.int32),
@@ -75,6 +91,9 @@ def pack(
         behaviour_logp=np.zeros(shape, np.float32),
         advantages=np.zeros(shape, np.float32),
         versions=np.zeros(shape, np.int32),
+        topk_ids=np.full((*shape, num_topk), -1, np.int32),
+        topk_logp=np.zeros((*shape, num_topk), np.float32),
+        nucleus_ids=np.full((*shape, num_nucleus), -1, np.int32),
         routing=RouterTrace(
             expert_ids=np.zeros((layers, *shape, experts_per_token), rollouts[0].expert_ids.dtype),
             valid=np.zeros(shape, bool),
@@ -99,5 +118,10 @@ def _write(batch: Batch, row: int, start: int, segment: int, rollout: Rollout, a
     batch.behaviour_logp[row, middle:end] = rollout.logp
     batch.advantages[row, middle:end] = advantage
     batch.versions[row, middle:end] = rollout.versions
+    if batch.topk_ids.shape[-1]:
+        batch.topk_ids[row, middle:end] = rollout.topk.ids
+        batch.topk_logp[row, middle:end] = rollout.topk.logp
+    if batch.nucleus_ids.shape[-1]:
+        batch.nucleus_ids[row, middle:end, : rollout.nucleus_ids.shape[1]] = rollout.nucleus_ids
     batch.routing.expert_ids[:, row, start : end - 1] = rollout.expert_ids
     batch.routing.valid[row, start : end - 1] = True

@@ -174,10 +174,11 @@ def first_pass(objective: PolicyLoss, evidence: Evidence) -> tuple[Float[Array, 
 
 
 def update_scale(
-    objective: PolicyLoss, log_ratio: Float[Array, "N T"], active: Bool[Array, "N T"], evidence: Evidence
+    objective: PolicyLoss,
+    log_ratio: Float[Array, "*shape"],
+    active: Bool[Array, "*shape"],
+    turn_ids: Int[Array, "*shape"],
+    num_turns: int,
 ) -> UpdateScale:
-    """The reference scale of a whole update from its first pass: exact, not an average of its parts' quantiles.
-
-    `evidence` is the whole update's; only its turns are looked at.
-    """
-    return UpdateScale(log_ratio, objective.radii.reference(log_ratio, active, evidence.turn_ids, evidence.num_turns))
+    """The reference scale of a whole update from its first pass: exact, not an average of its parts' quantiles."""
+    return UpdateScale(log_ratio, objective.radii.reference(log_ratio, active, turn_ids, num_turns))

@@ -71,9 +71,9 @@ def kth_smallest(values: Float[Array, "*shape"], active: Bool[Array, "*shape"], 
 
 
 def turn_quantiles(
-    values: Float[Array, "N T"],
-    active: Bool[Array, "N T"],
-    turn_ids: Int[Array, "N T"],
+    values: Float[Array, "*shape"],
+    active: Bool[Array, "*shape"],
+    turn_ids: Int[Array, "*shape"],
     num_turns: int,
     level: Level,
     min_turn_tokens: int = 1,

@@ -50,7 +50,11 @@ class Radii(Protocol):
     def scope(self) -> str: ...
 
     def reference(
-        self, log_ratio: Float[Array, "N T"], active: Bool[Array, "N T"], turn_ids: Int[Array, "N T"], num_turns: int
+        self,
+        log_ratio: Float[Array, "*shape"],
+        active: Bool[Array, "*shape"],
+        turn_ids: Int[Array, "*shape"],
+        num_turns: int,
     ) -> Float[Array, ""] | Float[Array, " num_turns"]: ...
 
     def __call__(self, evidence: Evidence, log_ratio: Float[Array, "N T"]) -> TrustRegion: ...
@@ -72,7 +76,11 @@ class ConstantRadii:
         return "microbatch"
 
     def reference(
-        self, log_ratio: Float[Array, "N T"], active: Bool[Array, "N T"], turn_ids: Int[Array, "N T"], num_turns: int
+        self,
+        log_ratio: Float[Array, "*shape"],
+        active: Bool[Array, "*shape"],
+        turn_ids: Int[Array, "*shape"],
+        num_turns: int,
     ) -> Float[Array, ""]:
         """0: a constant interval looks at nothing."""
         return jnp.zeros((), log_ratio.dtype)
@@ -124,7 +132,11 @@ class SatRadii:
             check_radius("q", self.q)
 
     def reference(
-        self, log_ratio: Float[Array, "N T"], active: Bool[Array, "N T"], turn_ids: Int[Array, "N T"], num_turns: int
+        self,
+        log_ratio: Float[Array, "*shape"],
+        active: Bool[Array, "*shape"],
+        turn_ids: Int[Array, "*shape"],
+        num_turns: int,
     ) -> Float[Array, ""] | Float[Array, " num_turns"]:
         """q of (3.3) over these arrays, or the number given, not below `q_floor`; with `by_turn` one a turn."""
         sizes = jnp.abs(jax.lax.stop_gradient(log_ratio))

@@ -14,6 +14,7 @@ def make_rollout(rng: np.random.Generator, prompt_length: int, response_length: 
         tokens=rng.integers(1, 50, response_length).astype(np.int32),
         logp=-rng.random(response_length).astype(np.float32),
         topk=TopK(np.zeros((response_length, 2), np.int32), np.zeros((response_length, 2), np.float32)),
+        nucleus_ids=np.zeros((response_length, 0), np.int32),
         expert_ids=rng.integers(0, 8, (3, prompt_length + response_length - 1, 2)).astype(np.uint8),
         versions=rng.integers(1, 9, response_length).astype(np.int32),
         prefill_version=0,

@@ -1,0 +1,47 @@
+"""What `data.path` names, read from its description alone: no records, no TFDS."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from jaxrl_sat.data import arithmetic
+from jaxrl_sat.types import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    """A prepared set: its own name, as metrics have it, problems by split, and where it lies (None: made on demand)."""
+
+    name: str
+    problems: dict[str, int]
+    folder: Path | None
+
+
+def read_data_set(path: str) -> DataSet:
+    """The set that `data.path` names, from its dataset_info.json. Raises `InputError`."""
+    if path == arithmetic.NAME:
+        return DataSet(path, dict(arithmetic.SIZES), None)
+    info_file = data_set_info(path)
+    try:
+        info: dict[str, Any] = json.loads(info_file.read_text(encoding="utf-8"))
+        problems = {split["name"]: sum(map(int, split["shardLengths"])) for split in info["splits"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"data.path: {info_file} cannot be read ({type(error).__name__}); allowed: one that TFDS wrote"
+        ) from error
+    return DataSet(str(info.get("name") or Path(path).resolve().name), problems, info_file.parent)
+
+
+def data_set_info(path: str) -> Path:
+    """The one dataset_info.json in a prepared set's folder, or up to two folders down. Raises `InputError`."""
+    folder = Path(path).expanduser()
+    direct = folder / "dataset_info.json"
+    below = [info for depth in ("*", "*/*") for info in folder.glob(f"{depth}/dataset_info.json")]
+    found = [direct] if direct.is_file() else sorted(below)
+    if len(found) != 1:
+        what = "holds no data set" if not found else f"holds {len(found)} data sets"
+        raise InputError(f"data.path: {path!r} {what}; allowed: {arithmetic.NAME}, or the folder of one TFDS set")
+    return found[0]

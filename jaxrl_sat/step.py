@@ -1,0 +1,252 @@
+"""The train step as pure functions of (state, reference parameters, batch).
+
+Replayed forward, token statistics, policy loss, accumulated gradient, one Adam update. Losses leave the objectives as
+sums and counts, so the gradient of an update is exact however its rows are cut into microbatches or spread over
+devices: sums are added over the scan and divided once. SAT's reference scale q is that of a microbatch, as in the
+paper, unless the objective asks for the whole update's: then a first pass measures it (see `update_scales`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
+
+from jaxrl_sat import model
+from jaxrl_sat.objectives import (
+    Evidence,
+    LossOut,
+    PolicyLoss,
+    UpdateScale,
+    combine,
+    finalise,
+    first_pass,
+    make_evidence,
+    needs_first_pass,
+    needs_recomputed,
+    normalise,
+    renormalised,
+    staleness,
+    staleness_split,
+    total_loss,
+    update_scale,
+)
+from jaxrl_sat.types import AnyArray, Batch, Params, TrainState
+
+ROW_AXES = ("data", "fsdp")
+"""Mesh axes that rows are spread over."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSettings:
+    """What the train step is compiled for: static, hashable, the same for every update of a run."""
+
+    model: model.ModelConfig
+    objective: PolicyLoss
+    kl_coef: float
+    kl_kind: str
+    entropy_coef: float
+    temperature: float  # the sampler's; logits are divided by it, so that both sides speak of one distribution
+    microbatch_rows: int
+    num_segments: int  # segment slots of a row
+    replay: bool  # route as the sampler did (R3) or freely
+    remat: bool  # recompute each layer's activations in the backward pass
+    mesh: Mesh  # rows are spread over its data and fsdp axes
+
+
+@struct.dataclass
+class Statistics:
+    """Of every token given those before it, under one policy, float32; position 0 of a row is meaningless."""
+
+    logp: AnyArray  # [N, T]
+    entropy: AnyArray  # [N, T], of the full softmax
+    topk_logp: AnyArray  # [N, T, K], of the recorded words
+
+
+def token_evidence(params: Params, batch: Batch, replay: bool, settings: StepSettings) -> Statistics:
+    """What the policy `params` says of the tokens of `batch`.
+
+    `replay` routes as the batch records; ids stay in their small integers until here. Where the batch carries a
+    nucleus, log-probs are those renormalised on it, as the behaviour policy's are (SPEC 9).
+    """
+    routing = None
+    if replay:
+        routing = dataclasses.replace(batch.routing, expert_ids=batch.routing.expert_ids.astype(jnp.int32))
+    out = model.forward(
+        params, settings.model, batch.tokens, batch.positions, batch.segment_ids, routing, remat=settings.remat
+    )
+    before = jnp.pad(out.hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
+    stats = model.token_statistics(
+        params, settings.model, before, batch.tokens, settings.temperature, batch.nucleus_ids, batch.topk_ids
+    )
+    if not batch.nucleus_ids.shape[-1]:
+        return Statistics(stats.logp, stats.entropy, stats.topk_logp)
+    logp, log_mass = renormalised(stats.logp, stats.nucleus_logp, batch.nucleus_ids, batch.tokens)
+    kept = jnp.isfinite(batch.topk_logp)  # the sampler's log-prob of a word outside the nucleus is -inf
+    topk_logp = jnp.where(kept, stats.topk_logp - jax.lax.stop_gradient(log_mass)[..., None], -jnp.inf)
+    return Statistics(logp, stats.entropy, topk_logp)
+
+
+def row_axis(path: tuple) -> int:
+    """Which axis of a batch's leaf counts rows: the second of `expert_ids`, the first of everything else."""
+    return 1 if getattr(path[-1], "name", None) == "expert_ids" else 0
+
+
+def microbatches(tree: Any, settings: StepSettings) -> Any:
+    """Cut a pytree of row-major arrays into [M, microbatch_rows, ...], each microbatch spread over the whole mesh."""
+
+    def cut(path: tuple, x: Array) -> Array:
+        axis = row_axis(path)
+        rows = settings.microbatch_rows
+        cut_shape = (*x.shape[:axis], x.shape[axis] // rows, rows, *x.shape[axis + 1 :])
+        x = jnp.moveaxis(x.reshape(cut_shape), axis, 0)
+        spec = PartitionSpec(*(None,) * (axis + 1), ROW_AXES)
+        return jax.lax.with_sharding_constraint(x, NamedSharding(settings.mesh, spec))
+
+    return jax.tree_util.tree_map_with_path(cut, tree)
+
+
+def policy_evidence(
+    params: Params, batch: Batch, logp_old: Float[Array, "N T"], settings: StepSettings, **more: Any
+) -> Evidence:
+    """The evidence of `batch` under `params`; `more` are further fields of `make_evidence`."""
+    stats = token_evidence(params, batch, settings.replay, settings)
+    return make_evidence(
+        stats.logp,
+        batch.behaviour_logp,
+        batch.advantages,
+        batch.mask,
+        logp_old=logp_old,
+        entropy=stats.entropy,
+        segment_ids=batch.segment_ids,
+        num_segments=settings.num_segments,
+        tokens=batch.tokens,
+        topk_ids=batch.topk_ids,
+        topk_logp=stats.topk_logp,
+        topk_logp_mu=batch.topk_logp,
+        vocab_size=settings.model.vocab_size,
+        **more,
+    )
+
+
+def microbatch_loss(
+    params: Params,
+    ref_params: Params,
+    batch: Batch,
+    logp_old: Float[Array, "N T"],
+    scale: UpdateScale | None,
+    settings: StepSettings,
+) -> tuple[Float[Array, ""], LossOut]:
+    """Summed (not averaged) loss of one microbatch, with everything the update reports about it."""
+    more: dict[str, Any] = {"update_scale": scale}
+    if settings.kl_coef:
+        # The reference is a policy of its own, so it routes freely.
+        more["logp_ref"] = jax.lax.stop_gradient(token_evidence(ref_params, batch, False, settings).logp)
+    evidence = policy_evidence(params, batch, logp_old, settings, **more)
+    out = total_loss(settings.objective, evidence, settings.kl_coef, settings.kl_kind, settings.entropy_coef)
+    metrics = combine(out.metrics, staleness(evidence))
+    if needs_recomputed(settings.objective):
+        metrics = combine(metrics, staleness_split(evidence))
+    return out.loss_sum, dataclasses.replace(out, metrics=metrics)
+
+
+def update_scales(params: Params, parts: tuple[Batch, Array], settings: StepSettings) -> UpdateScale | None:
+    """The reference scale of a whole update, by one forward pass more over its microbatches `parts` [M, rows, ...].
+
+    Each token's detached log r is kept, and q is the exact order statistic of all of them, over all devices; None for
+    an objective that looks at one microbatch at a time.
+    """
+    if not needs_first_pass(settings.objective):
+        return None
+
+    def compute(part: tuple[Batch, Array]) -> tuple[Array, Array, Array]:
+        evidence = policy_evidence(params, *part, settings)
+        return (*first_pass(settings.objective, evidence), evidence.turn_ids)
+
+    def measure(part: tuple[Batch, Array]) -> tuple[Array, Array, Array]:
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(compute, part))
+        return jax.lax.cond(part[0].mask.any(), compute, lambda _: nothing, part)
+
+    log_ratio, active, turn_ids = jax.lax.map(measure, parts)
+    return update_scale(settings.objective, log_ratio, active, turn_ids, 1)
+
+
+def summed_gradient(
+    params: Params, ref_params: Params, batch: Batch, logp_old: Float[Array, "N T"], settings: StepSettings
+) -> tuple[Params, Any]:
+    """Gradient of the summed loss and the combined (loss sum, count, active tokens, metrics) over all microbatches.
+
+    A microbatch without an active token is padding and is not computed.
+    """
+    parts = microbatches((batch, logp_old), settings)
+    scale = update_scales(params, parts, settings)
+    gradient = jax.grad(microbatch_loss, has_aux=True)
+
+    def compute(part: tuple[Batch, Array, Array | None]) -> tuple[Params, Any]:
+        grads, out = gradient(params, ref_params, *part[:2], _of_part(scale, part[2]), settings)
+        grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)  # bfloat16 would lose small microbatches
+        return grads, (out.loss_sum, out.count, out.n_active, out.metrics)
+
+    rows = (*parts, None if scale is None else scale.log_ratio)
+    empty = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(compute, jax.tree.map(lambda x: x[0], rows))
+    )
+
+    def accumulate(carry: Any, part: tuple[Batch, Array, Array | None]) -> tuple[Any, None]:
+        grads, sums = jax.lax.cond(part[0].mask.any(), compute, lambda _: empty, part)
+        total_grads, totals = carry
+        added = jax.tree.map(jnp.add, (total_grads, totals[:3]), (grads, sums[:3]))
+        return (added[0], (*added[1], combine(totals[3], sums[3]))), None
+
+    return jax.lax.scan(accumulate, empty, rows)[0]
+
+
+def _of_part(scale: UpdateScale | None, log_ratio: Array | None) -> UpdateScale | None:
+    return None if scale is None or log_ratio is None else dataclasses.replace(scale, log_ratio=log_ratio)
+
+
+def train_step(
+    state: TrainState,
+    ref_params: Params,
+    batch: Batch,
+    logp_old: Float[Array, "N T"],
+    settings: StepSettings,
+    optimizer: optax.GradientTransformation,
+) -> tuple[TrainState, dict[str, Array]]:
+    """One update. Returns the new state and the update's metrics as float32 scalars.
+
+    Where the loss or the gradient is not finite, or no token is active, parameters and optimizer stay bitwise as
+    they were and `skipped` counts one more: one bad batch must not end a run.
+    """
+    grads, (loss_sum, count, n_active, metrics) = summed_gradient(state.params, ref_params, batch, logp_old, settings)
+    grads = jax.tree.map(lambda g: normalise(g, count), grads)
+    loss, grad_norm = normalise(loss_sum, count), optax.tree.norm(grads)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    skip = ~(jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (n_active > 0))
+    keep_old = functools.partial(jnp.where, skip)
+    new = TrainState(
+        params=jax.tree.map(keep_old, state.params, optax.apply_updates(state.params, updates)),
+        opt_state=jax.tree.map(keep_old, state.opt_state, opt_state),
+        step=state.step + 1,
+        skipped=state.skipped + skip.astype(jnp.int32),
+    )
+    report = finalise(metrics) | {"train/loss": loss, "train/grad_norm": grad_norm, "train/skipped": new.skipped}
+    if not settings.kl_coef:
+        report["kl/ref"] = jnp.full((), jnp.nan)  # not measured, which is not 0
+    return new, report
+
+
+def recomputed_logp(params: Params, batch: Batch, settings: StepSettings) -> Float[Array, "N T"]:
+    """Trainer-side log-probs of the batch at `params`: log mu~ of SPEC 3 when these are the weights that sampled."""
+
+    def one(part: Batch) -> Array:
+        return token_evidence(params, part, settings.replay, settings).logp
+
+    return jax.lax.map(one, microbatches(batch, settings)).reshape(batch.tokens.shape)
