@@ -34,6 +34,8 @@ def _cpu() -> Any:
         {
             "group_size": 16,
             "temperature": 1.0,
+            "top_p": 1.0,
+            "nucleus": 256,
             "max_response_tokens": 8,
             "topk": 20,
             "slots": 256,

@@ -63,7 +63,8 @@ class RolloutEngine(jetstream.Engine):
         self.config = config
         self.sampling = sampling
         self.max_prompt_tokens = max_prompt_tokens
-        self.layout = Layout.of(config, min(topk, config.vocab_size))
+        nucleus = min(sampling.nucleus, config.vocab_size) if sampling.top_p < 1 else 0
+        self.layout = Layout.of(config, min(topk, config.vocab_size), nucleus)
         self.compilations: collections.Counter[str] = collections.Counter()
         self.buckets = _buckets(max_prompt_tokens)
         self._mesh = mesh
@@ -210,7 +211,8 @@ class RolloutEngine(jetstream.Engine):
         self.compilations["generate"] += 1
         cache = model.Cache(*state.cache)
         logits, cache, expert_ids = model.decode(decode_params, self.config, cache, state.tokens, state.positions)
-        drawn = draw(logits, state.seeds, state.positions, state.temperature, self.layout.topk)
+        top_p, most = self.sampling.top_p, self.layout.nucleus
+        drawn = draw(logits, state.seeds, state.positions, state.temperature, self.layout.topk, top_p, most)
         lengths = state.lengths + state.active
         stopped = jnp.any(drawn.tokens[:, None] == jnp.asarray(self.sampling.stop_ids, jnp.int32), axis=-1)
         full = lengths >= self.sampling.max_response_tokens
@@ -303,6 +305,10 @@ def _check(config: ModelConfig, slots: int, prompt: int, response: int, sampling
         raise InputError(f"max_response_tokens: {sampling.max_response_tokens}; from 1 to {response} allowed")
     if not (sampling.temperature >= 0 and np.isfinite(sampling.temperature)):
         raise InputError(f"temperature: {sampling.temperature}; a finite number of at least 0 needed")
+    if not 0 < sampling.top_p <= 1:
+        raise InputError(f"top_p: {sampling.top_p}; above 0 and at most 1 needed")
+    if sampling.nucleus < 1:
+        raise InputError(f"nucleus: {sampling.nucleus}; at least 1 word needed")
     outside = [i for i in sampling.stop_ids if not 0 <= i < config.vocab_size]
     if outside:
         raise InputError(f"stop id: {outside[0]}; from 0 to {config.vocab_size - 1} allowed")

@@ -1,7 +1,8 @@
 """What one decode step says of each slot, as one int32 array: one copy to the host a step, and no objects a token.
 
 Floats are bit-cast, expert ids packed into words in the smallest integer that fits: 30B-A3B with 20 log-probs takes
-568 bytes a token on the way to the host, of which a rollout keeps 556.
+568 bytes a token on the way to the host, of which a rollout keeps 556. A nucleus adds an int32 for each word it may
+hold on the way, and in the rollout for each word of the longest one of the response; without top-p it adds nothing.
 """
 
 from __future__ import annotations
@@ -27,18 +28,21 @@ FINISH_REASONS = {STOP: "stop", LENGTH: "length"}
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Columns of a record: token, valid, length, finish, version, logp, topk ids, topk logp, packed expert ids."""
+    """Columns of a record: token, valid, length, finish, version, logp, topk ids, topk logp, nucleus ids, packed
+    expert ids."""
 
     topk: int
+    nucleus: int  # most words; 0 without top-p
     sparse_layers: int
     experts_per_token: int
     expert_dtype: str  # "uint8" or "uint16"
 
     @classmethod
-    def of(cls, config: ModelConfig, topk: int) -> Layout:
-        """The record of a model and K log-probs."""
+    def of(cls, config: ModelConfig, topk: int, nucleus: int) -> Layout:
+        """The record of a model, K log-probs and nuclei of up to C words."""
         per_token = config.num_experts_per_tok if config.num_sparse_layers else 0
-        return cls(topk, config.num_sparse_layers, per_token, "uint8" if config.num_experts <= 256 else "uint16")
+        expert_dtype = "uint8" if config.num_experts <= 256 else "uint16"
+        return cls(topk, nucleus, config.num_sparse_layers, per_token, expert_dtype)
 
     @property
     def num_expert_ids(self) -> int:
@@ -49,7 +53,7 @@ class Layout:
     def width(self) -> int:
         """int32 words a slot."""
         per_word = 4 // np.dtype(self.expert_dtype).itemsize
-        return 6 + 2 * self.topk + -(-self.num_expert_ids // per_word)
+        return 6 + 2 * self.topk + self.nucleus + -(-self.num_expert_ids // per_word)
 
     def compact(self, expert_ids: Int[Array, "M *batch k"]) -> Array:
         """Expert ids with the token axes first, [*batch, M * k], in the smallest integer."""
@@ -70,6 +74,8 @@ class Layout:
         scalars = (drawn.tokens, valid, lengths, finish, jnp.broadcast_to(version, (slots,)), _bits(drawn.logp))
         parts = [jnp.stack([column.astype(jnp.int32) for column in scalars], axis=-1)]
         parts += [drawn.topk_ids.astype(jnp.int32), _bits(drawn.topk_logp)]
+        if self.nucleus:
+            parts.append(drawn.nucleus_ids)
         if self.num_expert_ids:
             compact = self.compact(expert_ids)
             per_word = 4 // compact.dtype.itemsize
@@ -80,7 +86,8 @@ class Layout:
     def unpack(self, data: np.ndarray) -> Fields:
         """The columns of records [..., W], as views of host memory in their own types."""
         k = self.topk
-        expert = data[..., 6 + 2 * k :].view(self.expert_dtype)[..., : self.num_expert_ids]
+        ranked, routed = 6 + 2 * k, 6 + 2 * k + self.nucleus
+        expert = data[..., routed:].view(self.expert_dtype)[..., : self.num_expert_ids]
         return Fields(
             tokens=data[..., 0],
             valid=data[..., 1],
@@ -89,7 +96,8 @@ class Layout:
             versions=data[..., 4],
             logp=data[..., 5].view(np.float32),
             topk_ids=data[..., 6 : 6 + k],
-            topk_logp=data[..., 6 + k : 6 + 2 * k].view(np.float32),
+            topk_logp=data[..., 6 + k : ranked].view(np.float32),
+            nucleus_ids=data[..., ranked:routed],
             expert_ids=expert.reshape(*expert.shape[:-1], self.sparse_layers, self.experts_per_token),
         )
 
@@ -106,6 +114,7 @@ class Fields:
     logp: np.ndarray  # float32
     topk_ids: np.ndarray
     topk_logp: np.ndarray  # float32
+    nucleus_ids: np.ndarray
     expert_ids: np.ndarray  # [..., M, k], uint8 or uint16
 
 

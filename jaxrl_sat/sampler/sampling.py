@@ -1,4 +1,4 @@
-"""Drawing a word from logits, and the log-probs of the distribution it was drawn from.
+"""Drawing a word from logits, and the log-probs of the distribution it was drawn from: all words, or a nucleus.
 
 Everything is per slot: a slot's word depends on its own logits, seed and position, never on its neighbours. A large
 vocabulary is read in blocks: `jax.random.categorical` needs a random number a word and a sort-based top-K orders all of
@@ -18,12 +18,16 @@ BLOCK = 512
 
 @struct.dataclass
 class Draw:
-    """A word a slot, its log-prob, and the K most likely words with theirs, most likely first."""
+    """A word a slot, its log-prob, and the K most likely words with theirs, most likely first.
+
+    `nucleus_ids`: the words that could be drawn, most likely first, -1 behind the last; C is 0 where every word could.
+    """
 
     tokens: Int[Array, " S"]
     logp: Float[Array, " S"]
     topk_ids: Int[Array, "S K"]
     topk_logp: Float[Array, "S K"]
+    nucleus_ids: Int[Array, "S C"]
 
 
 def draw(
@@ -32,14 +36,21 @@ def draw(
     positions: Int[Array, " S"],
     temperature: Float[Array, " S"],
     topk: int,
+    top_p: float = 1.0,
+    nucleus: int = 0,
 ) -> Draw:
     """Sample one word a slot from softmax(logits / temperature); temperature 0 takes the first argmax.
 
     Log-probs are those of the full vocabulary after the temperature, in float32 (of the untempered softmax where it
-    is 0). The random numbers are a function of (seed, position) alone.
+    is 0). With `top_p` below 1 words are drawn from the nucleus instead, see `nucleus_weight`, cut at `nucleus` words,
+    and log-probs are those of what is drawn from: -inf for a top-K word outside it. The random numbers are a function
+    of (seed, position) alone.
     """
     greedy = temperature == 0
     scaled = logits.astype(jnp.float32) / jnp.where(greedy, 1.0, temperature)[:, None]
+    if top_p < 1:
+        argmax = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return _draw_from_nucleus(scaled, uniforms(seeds, positions), greedy, argmax, topk, top_p, nucleus)
     top = jnp.max(scaled, axis=-1, keepdims=True)
     weight = jnp.exp(scaled - top)
     log_total = top[:, 0] + jnp.log(jnp.sum(weight, axis=-1))
@@ -47,7 +58,46 @@ def draw(
     tokens = jnp.where(greedy, jnp.argmax(logits, axis=-1).astype(jnp.int32), sampled)
     values, ids = top_k(scaled, topk)
     chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)[:, 0]
-    return Draw(tokens, chosen - log_total, ids, values - log_total[:, None])
+    return Draw(tokens, chosen - log_total, ids, values - log_total[:, None], jnp.zeros((len(ids), 0), jnp.int32))
+
+
+def _draw_from_nucleus(
+    scaled: Float[Array, "S V"],
+    u: Float[Array, "S 2"],
+    greedy: Bool[Array, " S"],
+    argmax: Int[Array, " S"],
+    topk: int,
+    top_p: float,
+    cap: int,
+) -> Draw:
+    """One word a slot from its nucleus; `argmax`, an empty record and the full softmax where `greedy`."""
+    # Without the barrier the slices below reach into the sort, which XLA then does in full: eight times the whole draw.
+    values, ids = jax.lax.optimization_barrier(top_k(scaled, max(topk, cap)))
+    total = jnp.sum(jnp.exp(scaled - values[:, :1]), axis=-1)
+    values = values - values[:, :1]
+    weight = nucleus_weight(jnp.exp(values[:, :cap]), total, top_p)
+    inside = weight > 0
+    rank = jnp.where(greedy, 0, inverse_cdf(weight, u))[:, None]
+    log_total = jnp.log(jnp.where(greedy, total, jnp.sum(weight, axis=-1)))[:, None]
+    drawable = greedy[:, None] | jnp.pad(inside, ((0, 0), (0, values.shape[1] - cap)))
+    return Draw(
+        tokens=jnp.where(greedy, argmax, jnp.take_along_axis(ids, rank, axis=-1)[:, 0]),
+        logp=(jnp.take_along_axis(values, rank, axis=-1) - log_total)[:, 0],
+        topk_ids=ids[:, :topk],
+        topk_logp=jnp.where(drawable, values - log_total, -jnp.inf)[:, :topk],
+        nucleus_ids=jnp.where(inside & ~greedy[:, None], ids[:, :cap], -1),
+    )
+
+
+def nucleus_weight(weight: Float[Array, "S C"], total: Float[Array, " S"], top_p: float) -> Float[Array, "S C"]:
+    """`weight`, unnormalised probabilities of the C most likely words in falling order, 0 outside the nucleus.
+
+    The nucleus is the shortest run of them from the first whose sum reaches `top_p` of `total`, that of all words; all
+    C where none does. It has the first word, and never a word of weight 0.
+    """
+    reached = jnp.cumsum(weight, axis=-1) >= top_p * total[:, None]
+    last = jnp.where(jnp.any(reached, axis=-1), jnp.argmax(reached, axis=-1), weight.shape[-1] - 1)
+    return jnp.where(jnp.arange(weight.shape[-1]) <= last[:, None], weight, 0.0)
 
 
 def uniforms(seeds: UInt[Array, " S"], positions: Int[Array, " S"]) -> Float[Array, "S 2"]:

@@ -35,8 +35,8 @@ def generate(
     """One rollout a request, in the order of `requests`.
 
     Requests of one group that stand together share a prefill. Weights swapped in their holder are used from the next
-    step on. `temperature` overrides the engine's. Raises `InputError` for a prompt that cannot be read, before any
-    work is done, and `Stopped` within one decode step of `should_stop()` turning true.
+    step on. `temperature` overrides the engine's; its top-p stays. Raises `InputError` for a prompt that cannot be
+    read, before any work is done, and `Stopped` within one decode step of `should_stop()` turning true.
     """
     for request in requests:
         _check(engine, request)
@@ -201,11 +201,13 @@ class _Batch:
         expert_ids = np.empty((layers, before + length, per_token), fields.expert_ids.dtype)
         expert_ids[:, :before] = prefilled.routing(row)[:before].reshape(before, layers, per_token).swapaxes(0, 1)
         expert_ids[:, before:] = fields.expert_ids.swapaxes(0, 1)
+        longest = max(1, int((fields.nucleus_ids >= 0).sum(axis=-1).max()))
         self._rollouts[index] = Rollout(
             request=self._requests[index],
             tokens=fields.tokens.copy(),
             logp=fields.logp.copy(),
             topk=TopK(ids=fields.topk_ids.copy(), logp=fields.topk_logp.copy()),
+            nucleus_ids=fields.nucleus_ids[:, :longest].copy(),
             expert_ids=expert_ids,
             versions=fields.versions.copy(),
             prefill_version=prefilled.version,

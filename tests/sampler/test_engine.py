@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -163,6 +164,9 @@ def test_properties(engine):
         ({"sampling": SamplingParams(-0.5, 6, ())}, "temperature: -0.5; a finite number of at least 0 needed"),
         ({"sampling": SamplingParams(float("nan"), 6, ())}, "temperature: nan; a finite number of at least 0 needed"),
         ({"sampling": SamplingParams(1.0, 6, (2, 23))}, "stop id: 23; from 0 to 22 allowed"),
+        ({"sampling": SamplingParams(1.0, 6, (), 0.0)}, "top_p: 0.0; above 0 and at most 1 needed"),
+        ({"sampling": SamplingParams(1.0, 6, (), float("nan"))}, "top_p: nan; above 0 and at most 1 needed"),
+        ({"sampling": SamplingParams(1.0, 6, (), 0.9, 0)}, "nucleus: 0; at least 1 word needed"),
     ],
 )
 def test_impossible_settings(change, message):
@@ -174,19 +178,21 @@ def test_impossible_settings(change, message):
 
 def test_a_record_is_near_the_floor_for_the_flagship():
     """30B-A3B: 48 layers of 8 experts and 20 log-probs need 552 bytes a token beside its version."""
-    layout = Layout(topk=20, sparse_layers=48, experts_per_token=8, expert_dtype="uint8")
+    layout = Layout(topk=20, nucleus=0, sparse_layers=48, experts_per_token=8, expert_dtype="uint8")
     assert layout.width * 4 == 568
     assert layout.width * 4 <= 1.05 * 552
+    assert dataclasses.replace(layout, nucleus=256).width * 4 == 568 + 4 * 256
 
 
 def test_record_round_trip_of_wide_expert_ids():
-    layout = Layout(topk=2, sparse_layers=3, experts_per_token=1, expert_dtype="uint16")
+    layout = Layout(topk=2, nucleus=3, sparse_layers=3, experts_per_token=1, expert_dtype="uint16")
     rng = np.random.default_rng(0)
     drawn = Draw(
         tokens=jnp.asarray(rng.integers(0, 9, 4), jnp.int32),
         logp=jnp.asarray(rng.normal(size=4), jnp.float32),
         topk_ids=jnp.asarray(rng.integers(0, 9, (4, 2)), jnp.int32),
         topk_logp=jnp.asarray(rng.normal(size=(4, 2)), jnp.float32),
+        nucleus_ids=jnp.asarray(rng.integers(-1, 9, (4, 3)), jnp.int32),
     )
     ids = rng.integers(0, 60000, (3, 4, 1)).astype(np.int32)
     finish = jnp.asarray([0, STOP, 0, 2], jnp.int32)
@@ -197,6 +203,7 @@ def test_record_round_trip_of_wide_expert_ids():
     np.testing.assert_array_equal(fields.logp, drawn.logp)
     np.testing.assert_array_equal(fields.topk_ids, drawn.topk_ids)
     np.testing.assert_array_equal(fields.topk_logp, drawn.topk_logp)
+    np.testing.assert_array_equal(fields.nucleus_ids, drawn.nucleus_ids)
     np.testing.assert_array_equal(fields.finish, finish)
     np.testing.assert_array_equal(fields.lengths, finish + 5)
     np.testing.assert_array_equal(fields.versions, [11] * 4)

@@ -24,7 +24,7 @@ def answer(requests: list[Request], version: int, temperature: float | None) -> 
     """A response that says what it was made of."""
     one, none = np.zeros(1, np.float32), np.zeros((1, 0), np.float32)
     versions = np.full(1, version, np.int32)
-    return [Rollout(r, one, one, TopK(none, none), one, versions, version, str(temperature)) for r in requests]
+    return [Rollout(r, one, one, TopK(none, none), none, one, versions, version, str(temperature)) for r in requests]
 
 
 def told(rollouts: list[Rollout]) -> list[tuple[str, int, str]]:

@@ -25,6 +25,7 @@ def test_order_and_shapes(rollouts):
         assert 1 <= response <= 6
         assert rollout.tokens.dtype == np.int32 and rollout.logp.dtype == np.float32
         assert rollout.topk.ids.shape == rollout.topk.logp.shape == (response, 5)
+        assert rollout.nucleus_ids.shape == (response, 0)
         assert rollout.expert_ids.shape == (2, prompt + response - 1, 2)
         assert rollout.expert_ids.dtype == np.uint8 and rollout.expert_ids.flags.c_contiguous
         np.testing.assert_array_equal(rollout.versions, np.full(response, 3, np.int32))

@@ -71,8 +71,10 @@ def mesh(*shape: int, axes: tuple[str, ...] = ("data",)) -> Mesh:
     return Mesh(devices.reshape(sizes), axes, axis_types=(AxisType.Auto,) * len(axes))
 
 
-def engine(slots: int = 8, limit: int = 6, temperature: float = 1.0, **kwargs: Any) -> RolloutEngine:
-    sampling = SamplingParams(temperature=temperature, max_response_tokens=limit, stop_ids=(STOP,))
+def engine(
+    slots: int = 8, limit: int = 6, temperature: float = 1.0, top_p: float = 1.0, nucleus: int = 256, **kwargs: Any
+) -> RolloutEngine:
+    sampling = SamplingParams(temperature, limit, (STOP,), top_p, nucleus)
     kwargs = {"mesh": mesh(), "max_prompt_tokens": 20, "topk": 5} | kwargs
     return RolloutEngine(CONFIG, slots=slots, max_response_tokens=limit, sampling=sampling, **kwargs)
 
