@@ -8,9 +8,11 @@ from jaxrl_sat.objectives.advantages import (
     overlong_shaping,
 )
 from jaxrl_sat.objectives.diagnostics import by_turn, staleness, staleness_split
+from jaxrl_sat.objectives.direction_analysis import direction_after, direction_before, direction_counts
 from jaxrl_sat.objectives.entropy import entropy, log_softmax_on
 from jaxrl_sat.objectives.evidence import Evidence, UpdateScale, make_evidence
 from jaxrl_sat.objectives.kl import kl_estimate, kl_regulariser
+from jaxrl_sat.objectives.masks import DivergenceMask, support_kl, support_tv
 from jaxrl_sat.objectives.metrics import Metrics, combine, finalise
 from jaxrl_sat.objectives.nucleus import nucleus_log_softmax, renormalised
 from jaxrl_sat.objectives.policy_loss import (
@@ -26,11 +28,13 @@ from jaxrl_sat.objectives.policy_loss import (
 )
 from jaxrl_sat.objectives.recipes import RECIPES, grpo, gspo, ppo, sat_grpo, sat_gspo
 from jaxrl_sat.objectives.reduce import Reduce, normalise
+from jaxrl_sat.objectives.softmax import full_divergence
 from jaxrl_sat.objectives.total import total_loss
 
 __all__ = [
     "ADVANTAGES",
     "RECIPES",
+    "DivergenceMask",
     "Evidence",
     "LossOut",
     "Metrics",
@@ -39,9 +43,13 @@ __all__ = [
     "UpdateScale",
     "by_turn",
     "combine",
+    "direction_after",
+    "direction_before",
+    "direction_counts",
     "entropy",
     "finalise",
     "first_pass",
+    "full_divergence",
     "group_centred",
     "group_normalised",
     "grpo",
@@ -64,6 +72,8 @@ __all__ = [
     "sat_gspo",
     "staleness",
     "staleness_split",
+    "support_kl",
+    "support_tv",
     "terms",
     "total_loss",
     "update_scale",

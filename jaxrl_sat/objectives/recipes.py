@@ -11,6 +11,7 @@ from jaxrl_sat.objectives.policy_loss import PolicyLoss
 from jaxrl_sat.objectives.quantile import Level
 from jaxrl_sat.objectives.radii import ConstantRadii, SatRadii
 from jaxrl_sat.objectives.ratio import SequenceRatio, TokenRatio
+from jaxrl_sat.objectives.recipes_divergence import DIVERGENCE_RECIPES
 from jaxrl_sat.objectives.reduce import Reduce
 from jaxrl_sat.objectives.surrogate import Clip
 from jaxrl_sat.objectives.unclipped import Cispo, Drpo, Reinforce, Spo, Up
@@ -232,4 +233,4 @@ CLIP_RECIPES: dict[str, Callable[..., PolicyLoss]] = {
     "drpo": drpo,
 }
 
-RECIPES = CLIP_RECIPES
+RECIPES: dict[str, Callable[..., PolicyLoss]] = {**CLIP_RECIPES, **DIVERGENCE_RECIPES}
