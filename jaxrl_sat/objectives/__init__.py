@@ -7,7 +7,7 @@ from jaxrl_sat.objectives.advantages import (
     leave_one_out,
     overlong_shaping,
 )
-from jaxrl_sat.objectives.diagnostics import by_turn, staleness, staleness_split
+from jaxrl_sat.objectives.diagnostics import by_turn, divergences, staleness, staleness_split
 from jaxrl_sat.objectives.direction_analysis import direction_after, direction_before, direction_counts
 from jaxrl_sat.objectives.entropy import entropy, log_softmax_on
 from jaxrl_sat.objectives.evidence import Evidence, UpdateScale, make_evidence
@@ -46,6 +46,7 @@ __all__ = [
     "direction_after",
     "direction_before",
     "direction_counts",
+    "divergences",
     "entropy",
     "finalise",
     "first_pass",

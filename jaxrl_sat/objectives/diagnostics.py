@@ -5,9 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxrl_sat.objectives.divergence import bernoulli_kl, sampled_tv
 from jaxrl_sat.objectives.evidence import Evidence, sanitise
+from jaxrl_sat.objectives.masks import support_kl, support_tv
 from jaxrl_sat.objectives.metrics import Metrics, covariance_over, mean_over
 from jaxrl_sat.objectives.ratio import LOG_RATIO_MAX, importance
+from jaxrl_sat.objectives.support import reduced_support
 
 
 def staleness(
@@ -36,7 +39,7 @@ def staleness(
         "k3": jnp.expm1(jnp.minimum(d, log_ratio_max)) - d,
         "is_deviation": (r < 1 - deviation_low) | (r > 1 + deviation_high),
         "abs_r_minus_1": jnp.abs(r - 1),
-        "sampled_tv": jnp.abs(jnp.exp(clean.logp) - jnp.exp(clean.logp_mu)),
+        "sampled_tv": sampled_tv(clean.logp, clean.logp_mu),
         "low_probability": jnp.exp(clean.logp) < low_probability,
     }
     means = {f"staleness/{name}": mean_over(values, active, dtype) for name, values in per_token.items()}
@@ -72,6 +75,25 @@ def staleness_split(evidence: Evidence) -> Metrics:
             "staleness/var_total": covariance_over(total, total, active),
         },
     )
+
+
+def divergences(evidence: Evidence) -> Metrics:
+    """How far pi is from mu by what the rollout recorded, each a lower bound of the full divergence: SPEC 18, 11, 12.
+
+    Means under "staleness/": `binary_kl`, y against everything else (seed 001 Eq. 29); with top-K records `topk_kl` and
+    `topk_tv` (Eq. 5, 35). The KL is infinite where pi gives a recorded word no probability: such tokens are left out of
+    its mean, and `topk_kl_infinite` is their share. The sampled TV is among `staleness`'s.
+    """
+    clean, _ = sanitise(jax.lax.stop_gradient(evidence), ("logp", "logp_mu"))
+    active, dtype = clean.mask, clean.logp.dtype
+    means = {"staleness/binary_kl": mean_over(bernoulli_kl(clean.logp_mu, clean.logp), active, dtype)}
+    if clean.topk_ids.shape[-1]:
+        support = reduced_support(clean)
+        kl, tv = support_kl(support), support_tv(support)
+        means["staleness/topk_kl"] = mean_over(kl, active & jnp.isfinite(kl), dtype)
+        means["staleness/topk_tv"] = mean_over(tv, active, dtype)
+        means["staleness/topk_kl_infinite"] = mean_over(jnp.isinf(kl), active, dtype)
+    return Metrics(means=means)
 
 
 def by_turn(evidence: Evidence, low_probability: float = 1e-3) -> Metrics:

@@ -1,4 +1,4 @@
-"""Figures by turn, against float64 NumPy."""
+"""Figures by turn and divergences of the records, against float64 NumPy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_sat.objectives import by_turn, combine, finalise
+from jaxrl_sat.objectives import by_turn, combine, divergences, finalise, make_evidence
 from tests.objectives.helpers import random_evidence
 
 measure = jax.jit(by_turn, static_argnames="low_probability")
@@ -40,3 +40,54 @@ def test_figures_by_turn() -> None:
     twice = finalise(combine(metrics, metrics))
     for name, value in got.items():
         np.testing.assert_allclose(twice[name], value, rtol=1e-6)
+
+
+def test_divergences_of_the_records() -> None:
+    """Two recorded words of five, y outside them in one token; a word that pi has lost makes that KL infinite."""
+    rng = np.random.default_rng(1)
+    mu, pi = (rng.dirichlet(np.ones(5), (2, 3)) for _ in range(2))
+    ids = np.argsort(-mu, axis=-1)[..., :2]
+    tokens = ids[..., 0].copy()
+    tokens[0, 1] = np.argmin(mu[0, 1])
+
+    def at(p: np.ndarray, where: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(p, where, axis=-1)
+
+    topk_logp = np.log(at(pi, ids))
+    topk_logp[0, 2, 1] = -np.inf
+    mask = np.asarray([[1, 1, 1], [1, 0, 0]], bool)
+    topk_logp[1, 1] = np.nan
+    logp, logp_mu = (jnp.asarray(np.log(at(p, tokens[..., None])[..., 0]), float) for p in (pi, mu))
+    evidence = make_evidence(
+        logp,
+        logp_mu,
+        jnp.ones(2),
+        jnp.asarray(mask),
+        tokens=jnp.asarray(tokens),
+        topk_ids=jnp.asarray(ids),
+        topk_logp=jnp.asarray(topk_logp, float),
+        topk_logp_mu=jnp.asarray(np.log(at(mu, ids)), float),
+        vocab_size=5,
+    )
+    got = finalise(jax.jit(divergences)(evidence))
+
+    def reduced(p: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        return np.append(p[slots], 1 - p[slots].sum())
+
+    binary, kl, tv = [], [], []
+    for n, t in zip(*np.nonzero(mask), strict=True):
+        y = tokens[n, t]
+        own, other = (reduced(p[n, t], np.asarray([y])) for p in (mu, pi))
+        binary.append(np.sum(own * np.log(own / other)))
+        slots = np.unique([*ids[n, t], y])
+        lost = pi[n, t].copy()
+        if (n, t) == (0, 2):
+            lost[ids[0, 2, 1]] = 0
+        own, other = reduced(mu[n, t], slots), reduced(lost, slots)
+        tv.append(np.abs(own - other).sum() / 2)
+        if np.all(other > 0):
+            kl.append(np.sum(own * np.log(own / other)))
+    want = {"binary_kl": binary, "topk_kl": kl, "topk_tv": tv, "topk_kl_infinite": [1, 0, 0, 0]}
+    assert len(kl) == 3 and set(got) == {f"staleness/{name}" for name in want}
+    for name, values in want.items():
+        np.testing.assert_allclose(got[f"staleness/{name}"], np.mean(values), rtol=1e-4, err_msg=name)
