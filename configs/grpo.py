@@ -1,6 +1,7 @@
-"""GRPO: token ratios under one fixed clip interval, the baseline that SAT-GRPO contracts. Else as sat_grpo.py.
+"""GRPO w/ R3: token ratios under one fixed clip interval, the baseline that SAT-GRPO contracts.
 
-Paper     DeepSeekMath, equation 3, with the settings of section 3.3 of the SAT post.
+Else      as sat_grpo.py
+Paper     "Stale but Stable", section 3.3, row "GRPO w/ R3".
 Command   python -m jaxrl_sat.main --config=configs/grpo.py
 """
 

@@ -1,6 +1,7 @@
-"""GSPO: one ratio a response, the mean of its tokens' log-ratios. Else as sat_grpo.py.
+"""GSPO w/ R3: one ratio a response, the mean of its tokens' log-ratios, under one fixed clip interval.
 
-Paper     Group Sequence Policy Optimization, with the settings of section 3.3 of the SAT post.
+Else      as sat_grpo.py
+Paper     "Stale but Stable", section 3.3, row "GSPO w/ R3".
 Command   python -m jaxrl_sat.main --config=configs/gspo.py
 """
 

@@ -1,6 +1,7 @@
-"""SAT-GSPO: the sequence ratio of GSPO under SAT's adaptive radii. Else as sat_grpo.py.
+"""SAT-GSPO w/ R3: the sequence ratio of GSPO under SAT's adaptive radii.
 
-Paper     "Staleness-Adaptive Trust Region", section 3.3: its best recipe at lag 1 and lag 8 (with replay).
+Else      as sat_grpo.py
+Paper     "Stale but Stable", section 3.3: its best recipe at lag 1 and lag 8.
 Command   python -m jaxrl_sat.main --config=configs/sat_gspo.py
 """
 

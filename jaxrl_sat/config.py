@@ -14,17 +14,17 @@ from ml_collections import ConfigDict
 
 from jaxrl_sat import schema
 from jaxrl_sat.objectives.corrections import Trainer as KPopTrainer
-from jaxrl_sat.objectives.kl import KlKind
-from jaxrl_sat.objectives.policy_loss import PolicyLoss
+from jaxrl_sat.objectives.kl import KlKind, KlLevel
+from jaxrl_sat.objectives.policy_loss import PolicyLoss, needs_topk
 from jaxrl_sat.objectives.radii import Scope
 from jaxrl_sat.objectives.ratio import Denominator, GradMode
 from jaxrl_sat.objectives.recipes import RECIPES
 from jaxrl_sat.objectives.reduce import Aggregation
 from jaxrl_sat.pipeline import lag
 from jaxrl_sat.schema import Range
-from jaxrl_sat.types import InputError
+from jaxrl_sat.types import InputError, Records
 
-PRESETS = ("cpu", "gpu", "tpu")
+PRESETS = ("cpu", "gpu", "tpu", "tpu_4b", "tpu_8b")
 
 Count = Annotated[int, Range(1, 10**6)]
 CountOrNever = Annotated[int, Range(0, 10**6)]  # 0: never
@@ -32,6 +32,7 @@ Positive = Annotated[float, Range(0, above=True)]
 NotNegative = Annotated[float, Range(0)]
 Decay = Annotated[float, Range(0, 1, below=True)]
 Dtype = Literal["float32", "bfloat16"]
+Advantage = Literal["group", "centred", "rloo"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,16 +102,23 @@ class Objective:
     zero_one: bool | None = None
     delta: Positive | None = None
     delta_high: Positive | None = None
+    include_sampled: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """What stands beside the policy loss, and whether advantages are divided by their group's deviation."""
+    """Advantages, and what stands beside the policy loss.
 
+    `overlong_buffer`: over the last so many tokens of max_response_tokens the reward falls by up to `overlong_penalty`.
+    """
+
+    advantage: Advantage
+    overlong_buffer: Annotated[int, Range(0, 10**6)]
+    overlong_penalty: NotNegative
     kl_coef: NotNegative
     kl_kind: KlKind
+    kl_level: KlLevel
     entropy_coef: NotNegative
-    std_normalize: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,11 +134,15 @@ class Optimizer:
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
-    """Rows of `row_tokens` tokens, `microbatch_rows` at a time over all devices. `replay`: route as the sampler did."""
+    """Rows of `row_tokens` tokens, `microbatch_rows` at a time over all devices.
+
+    `replay`: route as the sampler did. `replay_top_p`: renormalise log-probs on the nucleus it drew from.
+    """
 
     row_tokens: Count
     microbatch_rows: Count
     replay: bool
+    replay_top_p: bool
     remat: bool
 
 
@@ -163,8 +175,12 @@ class Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Eval:
-    """avg@samples on the first `problems` of the test split every `every` updates (0: never)."""
+    """avg@samples on the first `problems` of each set's test split every `every` updates (0: never).
 
+    `path`: the sets, folders with commas between; empty for the one that `data.path` names.
+    """
+
+    path: str
     every: CountOrNever
     samples: Count
     problems: Count
@@ -181,10 +197,15 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """`rollouts` readable responses every `rollouts_every` updates (0: never)."""
+    """`rollouts` readable responses every `rollouts_every` updates (0: never).
+
+    Every `direction_every` updates (0: never) the update's effect on the tokens' divergence is measured against what
+    the ratio and the predictive mask foresaw, by two more forward passes.
+    """
 
     rollouts_every: CountOrNever
     rollouts: Count
+    direction_every: CountOrNever
     tensorboard: bool
 
 
@@ -210,8 +231,26 @@ class RunConfig:
 
 
 def make_objective(config: RunConfig) -> PolicyLoss:
-    """The policy loss that `recipe` names, with this run's parameters."""
-    return RECIPES[config.recipe](**_set(config.objective))
+    """The policy loss that `recipe` names, with this run's parameters.
+
+    The constant length L of "seq-mean-token-sum-norm" is the longest response allowed, as in Dr. GRPO.
+    """
+    made = RECIPES[config.recipe](**_set(config.objective))
+    norm = float(config.sampler.max_response_tokens)
+    return dataclasses.replace(made, reduce=dataclasses.replace(made.reduce, norm=norm))
+
+
+def records_read(config: RunConfig) -> Records:
+    """Which of the sampler's records this run's learner needs."""
+    return Records(
+        topk=needs_topk(make_objective(config)) or config.log.direction_every > 0,
+        nucleus=config.learner.replay_top_p and config.sampler.top_p < 1,
+    )
+
+
+def eval_paths(config: RunConfig) -> list[str]:
+    """The data sets that evaluations ask."""
+    return [path.strip() for path in config.eval.path.split(",") if path.strip()] or [config.data.path]
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
@@ -276,6 +315,11 @@ def _check_together(run: RunConfig) -> None:
         raise InputError(
             f"learner.microbatch_rows: {run.learner.microbatch_rows}; allowed: a multiple of {shards} "
             "(mesh.trainer.data x fsdp, over which rows are spread)"
+        )
+    if run.loss.overlong_buffer > run.sampler.max_response_tokens:
+        raise InputError(
+            f"loss.overlong_buffer: {run.loss.overlong_buffer}; allowed: at most {run.sampler.max_response_tokens} "
+            "(sampler.max_response_tokens, of which it is the end)"
         )
     if run.sampler.slots % run.mesh.sampler.data:
         raise InputError(

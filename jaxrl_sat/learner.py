@@ -13,7 +13,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxrl_sat import optim
-from jaxrl_sat.step import ROW_AXES, StepSettings, recomputed_logp, row_axis, train_step
+from jaxrl_sat.objectives.direction import PredictiveKl, PredictiveTv
+from jaxrl_sat.objectives.masks import DivergenceMask, support_kl
+from jaxrl_sat.step import ROW_AXES, StepSettings, direction_report, recomputed_logp, row_axis, train_step
 from jaxrl_sat.types import Batch, Params, TrainState
 
 
@@ -34,6 +36,7 @@ class Learner:
         # Parameters are not donated: coming batches are sampled by them, and log-probs recomputed with them.
         self._step = jax.jit(step, donate_argnums=1)
         self._recompute = jax.jit(functools.partial(recomputed_logp, settings=settings))
+        self._direction = jax.jit(functools.partial(direction_report, settings=settings, mask=_analysed(settings)))
 
     def place_params(self, params: Params) -> Params:
         """Parameters on the trainer's mesh."""
@@ -82,7 +85,22 @@ class Learner:
         params, rest, report = self._step(state.params, rest, ref_params, batch, logp_old)
         return dataclasses.replace(rest, params=params), report
 
+    def direction(self, before: Params, after: Params, batch: Batch) -> dict[str, Array]:
+        """The direction analysis of the update from `before` to `after` on its own batch: see `direction_report`."""
+        return self._direction(before, after, batch)
+
     def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
         """The step lowered for these shapes (arrays or shape structs), without running it."""
         rest = dataclasses.replace(state, params=None)
         return self._step.lower(state.params, rest, state.params, batch, batch.behaviour_logp)
+
+
+def _analysed(settings: StepSettings) -> DivergenceMask:
+    """The divergence and threshold of the objective's own mask, else paper 001's, with its predictive direction."""
+    own = [gate for gate in settings.objective.gates if isinstance(gate, DivergenceMask)]
+    mask = own[0] if own else DivergenceMask(support_kl)
+    return (
+        mask
+        if isinstance(mask.direction, PredictiveKl | PredictiveTv)
+        else dataclasses.replace(mask, direction=PredictiveKl())
+    )

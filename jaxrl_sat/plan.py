@@ -19,7 +19,7 @@ from jaxrl_sat import config as config_lib
 from jaxrl_sat import mesh, model, sources
 from jaxrl_sat.config import RunConfig
 from jaxrl_sat.data import catalogue, packing
-from jaxrl_sat.objectives import group_normalised, needs_recomputed
+from jaxrl_sat.objectives import ADVANTAGES, PolicyLoss, needs_first_pass, needs_recomputed, overlong_shaping
 from jaxrl_sat.pipeline import lag, requests
 from jaxrl_sat.schedule import due
 from jaxrl_sat.types import Prompt
@@ -122,7 +122,14 @@ def _learner(config: RunConfig, model_config: model.ModelConfig) -> dict[str, An
     objective = config_lib.make_objective(config)
     one_right = jnp.zeros(config.sampler.group_size).at[0].set(1.0)
     one_group = jnp.zeros(config.sampler.group_size, jnp.int32)
-    advantages = group_normalised(one_right, one_group, 1, std_normalize=config.loss.std_normalize)
+    advantages = ADVANTAGES[config.loss.advantage](one_right, one_group, 1)
+    longest_response = jnp.asarray([config.sampler.max_response_tokens])
+    shaping = overlong_shaping(
+        longest_response,
+        config.sampler.max_response_tokens,
+        config.loss.overlong_buffer,
+        config.loss.overlong_penalty,
+    )
     return {
         "optimizer steps": config.updates,
         "rows an update at most": rows,
@@ -130,8 +137,27 @@ def _learner(config: RunConfig, model_config: model.ModelConfig) -> dict[str, An
         "tokens a microbatch": config.learner.microbatch_rows * config.learner.row_tokens,
         "responses a row at most": packing.segments_per_row(config.learner.row_tokens),
         "objective": str(objective),
-        "log-probs recomputed at the sampling weights": needs_recomputed(objective),
+        "records it reads": _records(config),
         "advantage of the only right answer of a group": round(float(advantages[0]), 4),
+        "added to the reward of the longest response": float(shaping[0]),
+        "forward passes an update beside the gradient's": _forward_passes(config, objective),
+    }
+
+
+def _records(config: RunConfig) -> str:
+    records = config_lib.records_read(config)
+    read = {"behaviour log-probs": True, "top-K log-probs": records.topk, "nucleus": records.nucleus}
+    read |= {"expert ids": config.learner.replay}
+    return ", ".join(name for name, used in read.items() if used)
+
+
+def _forward_passes(config: RunConfig, objective: PolicyLoss) -> dict[str, int]:
+    """By what asks for them; those of the direction analysis only in the updates that measure it."""
+    return {
+        "reference policy": int(config.loss.kl_coef > 0),
+        "reference scale of the whole update": int(needs_first_pass(objective)),
+        "log-probs at the sampling weights": int(needs_recomputed(objective)),
+        "direction analysis": 2 if config.log.direction_every else 0,
     }
 
 
@@ -158,10 +184,10 @@ def _versions_in_flight(config: RunConfig) -> int:
 
 
 def _evaluation(config: RunConfig) -> dict[str, Any]:
-    data_set = catalogue.read_data_set(config.data.path)
-    problems = min(config.eval.problems, data_set.problems.get("test", config.eval.problems))
+    sets = [catalogue.read_data_set(path) for path in config_lib.eval_paths(config)]
+    problems = sum(min(config.eval.problems, each.problems.get("test", config.eval.problems)) for each in sets)
     return {
-        "metric": f"eval/{data_set.name}/avg_at_{config.eval.samples}",
+        "metrics": ", ".join(f"eval/{each.name}/avg_at_{config.eval.samples}" for each in sets),
         "problems": problems,
         "responses": problems * config.eval.samples,
         "drawn": _drawn(config.eval.temperature, config.sampler.top_p),
@@ -184,6 +210,7 @@ def _steps(config: RunConfig) -> dict[str, Any]:
         "checkpoints": _short(checkpoints),
         "checkpoints kept at the end": _short(checkpoints[-config.checkpoint.keep :]),
         "readable rollouts": _short(rollouts),
+        "direction analyses": _short(due(config.log.direction_every, config.updates)),
         "readable rollouts in all": each * len(rollouts),
         "written beside": "config.json, metrics.jsonl" + (", tensorboard/" if config.log.tensorboard else ""),
     }

@@ -23,6 +23,7 @@ from jaxrl_sat import model
 from jaxrl_sat.objectives import (
     Evidence,
     LossOut,
+    Metrics,
     PolicyLoss,
     UpdateScale,
     combine,
@@ -38,6 +39,8 @@ from jaxrl_sat.objectives import (
     total_loss,
     update_scale,
 )
+from jaxrl_sat.objectives.direction_analysis import direction_after, direction_before, direction_counts
+from jaxrl_sat.objectives.masks import DivergenceMask
 from jaxrl_sat.types import AnyArray, Batch, Params, TrainState
 
 ROW_AXES = ("data", "fsdp")
@@ -52,6 +55,7 @@ class StepSettings:
     objective: PolicyLoss
     kl_coef: float
     kl_kind: str
+    kl_level: str
     entropy_coef: float
     temperature: float  # the sampler's; logits are divided by it, so that both sides speak of one distribution
     microbatch_rows: int
@@ -150,7 +154,9 @@ def microbatch_loss(
         # The reference is a policy of its own, so it routes freely.
         more["logp_ref"] = jax.lax.stop_gradient(token_evidence(ref_params, batch, False, settings).logp)
     evidence = policy_evidence(params, batch, logp_old, settings, **more)
-    out = total_loss(settings.objective, evidence, settings.kl_coef, settings.kl_kind, settings.entropy_coef)
+    out = total_loss(
+        settings.objective, evidence, settings.kl_coef, settings.kl_kind, settings.entropy_coef, settings.kl_level
+    )
     metrics = combine(out.metrics, staleness(evidence))
     if needs_recomputed(settings.objective):
         metrics = combine(metrics, staleness_split(evidence))
@@ -250,3 +256,19 @@ def recomputed_logp(params: Params, batch: Batch, settings: StepSettings) -> Flo
         return token_evidence(params, part, settings.replay, settings).logp
 
     return jax.lax.map(one, microbatches(batch, settings)).reshape(batch.tokens.shape)
+
+
+def direction_report(
+    before: Params, after: Params, batch: Batch, settings: StepSettings, mask: DivergenceMask
+) -> dict[str, Array]:
+    """What the ratio and the predictive `mask` foresaw at `before`, against what the update to `after` did: SPEC 18."""
+
+    def one(part: Batch) -> Metrics:
+        was, now = (policy_evidence(p, part, part.behaviour_logp, settings) for p in (before, after))
+        record = direction_before(mask, was)
+        return combine(direction_counts(mask, was), direction_after(mask, record, now))
+
+    parts = microbatches(batch, settings)
+    shapes = jax.eval_shape(one, jax.tree.map(lambda x: x[0], parts))
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return finalise(jax.lax.scan(lambda total, part: (combine(total, one(part)), None), nothing, parts)[0])

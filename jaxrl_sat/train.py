@@ -30,9 +30,10 @@ from jaxrl_sat.data import catalogue, packing
 from jaxrl_sat.data.loader import PromptLoader
 from jaxrl_sat.data.tokenizer import Tokenizer
 from jaxrl_sat.learner import Learner
-from jaxrl_sat.objectives import group_normalised, needs_recomputed
+from jaxrl_sat.objectives import ADVANTAGES, needs_recomputed, overlong_shaping
 from jaxrl_sat.pipeline import lag, requests
 from jaxrl_sat.pipeline.handoff import WeightStore
+from jaxrl_sat.pipeline.staleness import measured as measured_staleness
 from jaxrl_sat.report import curves
 from jaxrl_sat.schedule import due
 from jaxrl_sat.step import StepSettings
@@ -84,6 +85,7 @@ def make_learner(config: RunConfig, model_config: model.ModelConfig, meshes: mes
         objective=config_lib.make_objective(config),
         kl_coef=config.loss.kl_coef,
         kl_kind=config.loss.kl_kind,
+        kl_level=config.loss.kl_level,
         entropy_coef=config.loss.entropy_coef,
         temperature=config.sampler.temperature,
         microbatch_rows=config.learner.microbatch_rows,
@@ -143,7 +145,7 @@ class Run:
     config: RunConfig
     folder: Path
     tokenizer: Tokenizer
-    eval_prompts: list[Prompt]
+    eval_prompts: dict[str, list[Prompt]]
     learner: Learner
     ref_params: Params
     store: WeightStore[sampler.Weights]
@@ -161,10 +163,10 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
     loader = PromptLoader(
         config.data.path, "train", tokenizer, config.seed, config.data.prompts_per_update, config.data.max_prompt_tokens
     )
-    prompts = []
-    if config.eval.every:
-        held_out = PromptLoader(config.data.path, "test", tokenizer, config.seed, 1, config.data.max_prompt_tokens)
-        prompts = held_out.eval_prompts(config.eval.problems)
+    held_out = {}
+    for path in config_lib.eval_paths(config) if config.eval.every else []:
+        asked = PromptLoader(path, "test", tokenizer, config.seed, 1, config.data.max_prompt_tokens)
+        held_out[catalogue.read_data_set(path).name] = asked.eval_prompts(config.eval.problems)
     meshes = mesh.make_meshes(config, jax.devices())
     learner = make_learner(config, model_config, meshes)
     _, params = model.load_hf(sources.model_folder(config.model.path), config.model.dtype, learner.param_shardings)
@@ -189,7 +191,7 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
         capacity=lag.batches_ahead(config.pipeline.mode, config.pipeline.lag),
         device_lock=device_lock,
     )
-    run = Run(config, folder, tokenizer, prompts, learner, params, store, engine, thread, checkpoints, device_lock)
+    run = Run(config, folder, tokenizer, held_out, learner, params, store, engine, thread, checkpoints, device_lock)
     return run, state
 
 
@@ -200,38 +202,45 @@ def evaluation(run: Run, params: Params, step: int, stop: StopSignal) -> dict[st
     if weights is None:
         with run.device_lock:
             weights = run.engine.load_params(params, step)
-    wanted = requests.evaluation_requests(run.eval_prompts, samples, run.config.seed)
-    rollouts = run.sampler.evaluate(weights, wanted, run.config.eval.temperature, lambda: stop.requested)
-    if rollouts is None:
-        return {}
-    avg = evaluate.avg_at_k(score(rollouts, run.tokenizer), samples)
-    return {f"eval/{catalogue.read_data_set(run.config.data.path).name}/avg_at_{samples}": avg}
+    found = {}
+    for name, prompts in run.eval_prompts.items():
+        wanted = requests.evaluation_requests(prompts, samples, run.config.seed)
+        rollouts = run.sampler.evaluate(weights, wanted, run.config.eval.temperature, lambda: stop.requested)
+        if rollouts is None:
+            return {}
+        found[f"eval/{name}/avg_at_{samples}"] = evaluate.avg_at_k(score(rollouts, run.tokenizer), samples)
+    return found
 
 
 def learn(
-    run: Run, state: TrainState, rollouts: list[Rollout], scores: np.ndarray
+    run: Run, state: TrainState, rollouts: list[Rollout], scores: np.ndarray, measure_direction: bool
 ) -> tuple[TrainState, dict[str, float], np.ndarray]:
     """One update on `rollouts`: the new state, its metrics, and the advantages used."""
     config = run.config
-    groups = np.asarray([rollout.request.group for rollout in rollouts], np.int32)
-    advantage = np.asarray(
-        group_normalised(
-            jnp.asarray(scores),
-            jnp.asarray(groups),
-            config.data.prompts_per_update,
-            std_normalize=config.loss.std_normalize,
-        )
-    )
-    packed = packing.pack(rollouts, advantage, config.learner.row_tokens, config.learner.microbatch_rows)
+    advantage = advantages(config, rollouts, scores)
+    rows = (config.learner.row_tokens, config.learner.microbatch_rows)
+    packed = packing.pack(rollouts, advantage, *rows, config_lib.records_read(config))
     staleness = int(state.step) - packed.versions[packed.mask]
     batch = run.learner.place(packed)
     logp_old = batch.behaviour_logp
     if needs_recomputed(run.learner.settings.objective):
         logp_old = run.learner.logp_old(batch, _sampled_by(run, packed))
-    state, report = run.learner.step(state, run.ref_params, batch, logp_old)
+    new, report = run.learner.step(state, run.ref_params, batch, logp_old)
+    if measure_direction:
+        report = report | run.learner.direction(state.params, new.params, batch)
     values = {name: float(value) for name, value in jax.device_get(report).items()}
     lags = {"staleness/lag_mean": float(staleness.mean()), "staleness/lag_max": float(staleness.max())}
-    return state, values | lags, advantage
+    return new, values | lags, advantage
+
+
+def advantages(config: RunConfig, rollouts: Sequence[Rollout], scores: np.ndarray) -> np.ndarray:
+    """A number a response: its reward, less what it lost by being overlong, against its group's. float32 [N]."""
+    groups = np.asarray([rollout.request.group for rollout in rollouts], np.int32)
+    lengths = np.asarray([len(rollout.tokens) for rollout in rollouts], np.int32)
+    limits = (config.sampler.max_response_tokens, config.loss.overlong_buffer, config.loss.overlong_penalty)
+    rewarded = jnp.asarray(scores) + overlong_shaping(jnp.asarray(lengths), *limits)
+    form = ADVANTAGES[config.loss.advantage]
+    return np.asarray(form(rewarded, jnp.asarray(groups), config.data.prompts_per_update))
 
 
 def _sampled_by(run: Run, packed: Batch) -> dict[int, Params]:
@@ -247,6 +256,15 @@ def rollout_metrics(rollouts: list[Rollout], scores: np.ndarray, seconds: float)
         "rollout/truncated": float(np.mean([rollout.finish_reason == "length" for rollout in rollouts])),
         "rollout/tokens_per_s": float(lengths.sum() / seconds),
     }
+
+
+def modelled_lag(config: RunConfig, rollouts: Sequence[Rollout], generate_s: float, train_s: float) -> float:
+    """What the papers' mean-staleness model says of a free-running pipeline with these rates and lengths (SPEC 17)."""
+    groups: dict[int, list[int]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.request.group, []).append(len(rollout.tokens))
+    queue = lag.batches_ahead(config.pipeline.mode, config.pipeline.lag) * len(rollouts)
+    return measured_staleness(list(groups.values()), generate_s, train_s, config.sampler.slots, len(rollouts), queue)
 
 
 def readable(
@@ -271,8 +289,8 @@ def readable(
 def loop(run: Run, state: TrainState, log: metrics.Log, stop: StopSignal) -> TrainState:
     """Update until `updates` are done or a signal asks to stop. Returns the last state, saved."""
     config = run.config
-    every = (config.log.rollouts_every, config.eval.every, config.checkpoint.every)
-    show, judge, save = (set(due(n, config.updates)) for n in every)
+    every = (config.log.rollouts_every, config.log.direction_every, config.eval.every, config.checkpoint.every)
+    show, look, judge, save = (set(due(n, config.updates)) for n in every)
     start = int(state.step)
     if start == 0 and config.eval.every:
         log.write(0, evaluation(run, state.params, 0, stop))
@@ -284,7 +302,7 @@ def loop(run: Run, state: TrainState, log: metrics.Log, stop: StopSignal) -> Tra
         scores = score(taken.rollouts, run.tokenizer)
         with run.device_lock:  # on one device the sampler's turn ends here, and waiting for it is waiting for rollouts
             learning = time.perf_counter()
-            state, learned, advantage = learn(run, state, taken.rollouts, scores)
+            state, learned, advantage = learn(run, state, taken.rollouts, scores, step in look)
             publishing = time.perf_counter()
             weights = run.store.publish(state.params, step)
             jax.block_until_ready(weights.decode_params if weights else None)
@@ -292,6 +310,7 @@ def loop(run: Run, state: TrainState, log: metrics.Log, stop: StopSignal) -> Tra
         ended = time.perf_counter()
 
         values = rollout_metrics(taken.rollouts, scores, taken.generate_s) | learned
+        values["staleness/model_mean"] = modelled_lag(config, taken.rollouts, taken.generate_s, ended - learning)
         tokens = sum(len(r.request.prompt.tokens) + len(r.tokens) for r in taken.rollouts)
         values |= {
             "train/tokens_per_s": tokens / (publishing - learning),

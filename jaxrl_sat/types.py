@@ -110,6 +110,14 @@ class Rollout:
     finish_reason: str  # "stop" or "length"
 
 
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """Which of the sampler's records travel to the learner: top-K log-probs, nucleus. What nobody reads stays."""
+
+    topk: bool = False
+    nucleus: bool = False
+
+
 # ---------------------------------------------------------------------------------------------- device side
 
 

@@ -1,4 +1,4 @@
-"""Set before JAX or the package is imported: four CPU devices, checked shapes, a compilation cache that stays.
+"""Set before JAX or the package is imported: eight CPU devices, checked shapes, a compilation cache that stays.
 
 The cache lies in the checkout (`.cache/jax`); a second run of the tests spends no time in XLA for what did not change.
 """
@@ -18,7 +18,7 @@ from jaxtyping import install_import_hook
 
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "jax"
 
-jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -10,7 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from jaxrl_sat import config as config_lib
-from jaxrl_sat import schema
+from jaxrl_sat import mesh, schema
 from jaxrl_sat.config import RunConfig, from_config_dict
 from jaxrl_sat.objectives.recipes import RECIPES
 from jaxrl_sat.types import InputError
@@ -38,14 +38,44 @@ def refused(values: dict[str, Any], name: str = "sat_grpo") -> str:
 
 
 @pytest.mark.parametrize("file", sorted(path.stem for path in CONFIGS.glob("*.py")))
-def test_every_config_file_has_the_cpu_preset_and_its_own_recipe(file: str) -> None:
+def test_a_config_file_is_named_for_its_recipe_and_replays_unless_it_says_no(file: str) -> None:
     run = from_config_dict(flagship(name=file))
-    assert run.recipe == file
+    assert run.recipe == file.removesuffix("_no_r3")
+    assert run.learner.replay == (not file.endswith("_no_r3"))
     exact = {"quantile": 0.9} if file.startswith("sat") else {}
-    assert config_lib.make_objective(run) == RECIPES[file](**exact)
+    own = RECIPES[run.recipe](**exact)
+    assert config_lib.make_objective(run) == dataclasses.replace(own, reduce=dataclasses.replace(own.reduce, norm=8.0))
 
 
-@pytest.mark.parametrize("preset", ["gpu", "tpu"])
+def test_every_row_of_the_papers_tables_has_a_config_file() -> None:
+    seed_000 = {f"{family}{tis}{r3}" for family in ("grpo", "gspo") for tis in ("", "_tis") for r3 in ("", "_no_r3")}
+    seed_000 |= {"dppo_no_r3", "sat_grpo", "sat_grpo_no_r3", "sat_gspo", "sat_gspo_no_r3"}
+    seed_001 = {"clip_higher", "dppo_topk_kl", "predictive_kl_agg", "predictive_kl_uni"}
+    assert len(seed_000) == 13
+    assert seed_000 | seed_001 | {"dppo"} == {path.stem for path in CONFIGS.glob("*.py")}
+
+
+@pytest.mark.parametrize("file", ["clip_higher", "dppo_topk_kl", "predictive_kl_agg", "predictive_kl_uni"])
+def test_settings_of_seed_001(file: str) -> None:
+    config = flagship("tpu", file)
+    config.model.path, config.data.path = "m", "d"
+    run = from_config_dict(config)
+    assert (run.eval.samples, run.sampler.topk) == (16, 20)
+    assert run.objective.delta == (None if file == "clip_higher" else 0.15)
+    assert (run.objective.eps_low, run.objective.eps_high) == ((0.2, 0.28) if file == "clip_higher" else (None, None))
+
+
+@pytest.mark.parametrize(("preset", "chips"), [("tpu", 128), ("tpu_4b", 32), ("tpu_8b", 64)])
+def test_the_papers_presets(preset: str, chips: int) -> None:
+    config = flagship(preset)
+    config.model.path, config.data.path = "m", "d"
+    run = from_config_dict(config)
+    assert (run.data.prompts_per_update, run.sampler.group_size, run.sampler.temperature) == (256, 16, 0.95)
+    assert (run.updates, run.eval.every, run.eval.samples, run.learner.row_tokens) == (544, 5, 8, 32768)
+    assert mesh.devices_wanted(run) == chips
+
+
+@pytest.mark.parametrize("preset", ["gpu", "tpu", "tpu_4b", "tpu_8b"])
 def test_accelerator_presets_ask_for_model_and_data(preset: str) -> None:
     with pytest.raises(InputError, match=r"model\.path and data\.path: not given") as caught:
         from_config_dict(flagship(preset))
@@ -88,7 +118,7 @@ def test_resolved_config_is_plain_and_holds_the_recipes_own_values() -> None:
 
 def test_parameters_reach_the_objective() -> None:
     run = changed({"objective.quantile": 0.75, "objective.exponent": 3.0})
-    assert config_lib.make_objective(run) == RECIPES["sat_grpo"](quantile=0.75, exponent=3.0)
+    assert config_lib.make_objective(run).radii == RECIPES["sat_grpo"](quantile=0.75, exponent=3.0).radii
 
 
 def test_misspelt_key_names_the_closest() -> None:
@@ -135,7 +165,7 @@ def test_missing_key(key: str) -> None:
         ("objective.quantile", 0.0, "above 0, at most 1"),
         ("objective.aggregation", "mean", "token-mean"),
         ("loss.kl_kind", "k4", "k1, k2, k3, low_var_kl"),
-        ("loss.std_normalize", 1, "true or false"),
+        ("loss.advantage", "mean", "group, centred, rloo"),
         ("optimizer.learning_rate", float("nan"), "above 0"),
         ("optimizer.learning_rate", float("inf"), "above 0"),
         ("optimizer.b1", 1.0, "below 1"),

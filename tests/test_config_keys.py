@@ -13,7 +13,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from jaxrl_sat import mesh, model, optim, plan, schema, sources, train
-from jaxrl_sat.config import RunConfig, from_config_dict
+from jaxrl_sat.config import RunConfig, from_config_dict, records_read
 from jaxrl_sat.types import Batch, RouterTrace, TrainState
 from tests.run_configs import data_folder, model_folder, small
 
@@ -44,11 +44,25 @@ OTHER: dict[str, Any] = {
     "objective.quantile": 0.8,
     "objective.exponent": 3.0,
     "objective.q_floor": 0.01,
+    "objective.scope": "update",
     "objective.grad_mode": "token",
+    "objective.cap": 3.0,
+    "objective.cap_low": 0.1,
+    "objective.alpha": 0.6,
+    "objective.beta": 4.0,
+    "objective.phi": 0.1,
+    "objective.trainer": "current",
+    "objective.zero_one": True,
+    "objective.delta": 0.1,
+    "objective.delta_high": 0.2,
+    "objective.include_sampled": False,
     "loss.kl_coef": 0.01,
     "loss.kl_kind": "k2",
     "loss.entropy_coef": 0.01,
-    "loss.std_normalize": False,
+    "loss.advantage": "rloo",
+    "loss.overlong_buffer": 4,
+    "loss.overlong_penalty": 0.5,
+    "loss.kl_level": "sequence",
     "optimizer.learning_rate": 1e-3,
     "optimizer.b1": 0.8,
     "optimizer.b2": 0.9,
@@ -57,6 +71,7 @@ OTHER: dict[str, Any] = {
     "learner.row_tokens": 96,
     "learner.microbatch_rows": 2,
     "learner.replay": False,
+    "learner.replay_top_p": False,
     "learner.remat": True,
     "mesh.trainer.data": 2,
     "mesh.trainer.fsdp": 2,
@@ -66,6 +81,7 @@ OTHER: dict[str, Any] = {
     "mesh.sampler.expert": 2,
     "mesh.sampler.tensor": 2,
     "eval.every": 40,
+    "eval.path": "other_data",
     "eval.samples": 4,
     "eval.problems": 100,
     "eval.temperature": 0.0,
@@ -73,12 +89,26 @@ OTHER: dict[str, Any] = {
     "checkpoint.keep": 3,
     "log.rollouts_every": 40,
     "log.rollouts": 8,
+    "log.direction_every": 40,
     "log.tensorboard": False,
 }
 """A value for each key that is not the flagship's."""
 
 STARTING_FROM = {
-    "objective.grad_mode": {"recipe": "sat_gspo"},  # the flagship's recipe has no such parameter
+    # What the flagship's recipe has no parameter for.
+    "objective.grad_mode": {"recipe": "sat_gspo"},
+    "objective.cap": {"recipe": "grpo_tis"},
+    "objective.cap_low": {"recipe": "grpo_tis"},
+    "objective.alpha": {"recipe": "icepop"},
+    "objective.beta": {"recipe": "icepop"},
+    "objective.zero_one": {"recipe": "icepop"},
+    "objective.phi": {"recipe": "kpop"},
+    "objective.trainer": {"recipe": "kpop"},
+    "objective.delta": {"recipe": "dppo"},
+    "objective.delta_high": {"recipe": "dppo"},
+    "objective.include_sampled": {"recipe": "dppo_topk_kl"},
+    "loss.overlong_penalty": {"loss.overlong_buffer": 4},
+    "learner.replay_top_p": {"sampler.top_p": 0.9},
     "sampler.nucleus": {"sampler.top_p": 0.9},
     "pipeline.mode": {"pipeline.lag": 2},  # at lag 1 fixed and interval are one schedule
     "learner.replay": {"model.path": "moe"},  # a dense model, which traces in half the time, has no routing to replay
@@ -98,7 +128,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def configured(folders: Path, changes: dict[str, Any]) -> RunConfig:
     config: ConfigDict = small(folders / "model")
-    paths = {key: str(folders / changes[key]) for key in ("model.path", "data.path") if key in changes}
+    paths = {key: str(folders / changes[key]) for key in ("model.path", "data.path", "eval.path") if key in changes}
     config.update_from_flattened_dict(changes | paths)
     return from_config_dict(config)
 
@@ -126,6 +156,7 @@ def lowered(config: RunConfig) -> str:
 def abstract_batch(config: RunConfig, model_config: model.ModelConfig) -> Batch:
     shape = (config.learner.microbatch_rows, config.learner.row_tokens)
     array = functools.partial(jax.ShapeDtypeStruct, shape)
+    topk = config.sampler.topk if records_read(config).topk else 0
     experts = (model_config.num_sparse_layers, *shape, model_config.num_experts_per_tok)
     return Batch(
         tokens=array(jnp.int32),
@@ -135,6 +166,9 @@ def abstract_batch(config: RunConfig, model_config: model.ModelConfig) -> Batch:
         behaviour_logp=array(jnp.float32),
         advantages=array(jnp.float32),
         versions=array(jnp.int32),
+        topk_ids=jax.ShapeDtypeStruct((*shape, topk), jnp.int32),
+        topk_logp=jax.ShapeDtypeStruct((*shape, topk), jnp.float32),
+        nucleus_ids=jax.ShapeDtypeStruct((*shape, 0), jnp.int32),
         routing=RouterTrace(expert_ids=jax.ShapeDtypeStruct(experts, jnp.uint8), valid=array(jnp.bool_)),
     )
 

@@ -56,6 +56,7 @@ def settings(**changes) -> StepSettings:
         objective=grpo(),
         kl_coef=0.0,
         kl_kind="low_var_kl",
+        kl_level="token",
         entropy_coef=0.0,
         temperature=1.0,
         microbatch_rows=4,

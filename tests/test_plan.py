@@ -54,7 +54,7 @@ def test_learner(tmp_path: Path) -> None:
     assert facts["rows an update at most"] == 128  # 24 tokens each: two a row of 64
     assert facts["microbatches an update at most"] == 32
     assert facts["advantage of the only right answer of a group"] == 3.75  # (1 - 1/16) / (1/4)
-    centred = planned(tmp_path, loss__std_normalize=False)["learner"]
+    centred = planned(tmp_path, loss__advantage="centred")["learner"]
     assert centred["advantage of the only right answer of a group"] == 0.9375
 
 
@@ -86,7 +86,7 @@ def test_data_set_by_its_folder(tmp_path: Path) -> None:
     facts = planned(tmp_path / "m", data__path=str(data))
     assert facts["data"]["epochs"] == 1.5  # 300 updates x 16 prompts over 3200
     assert facts["evaluation"] == {
-        "metric": "eval/gsm/avg_at_8",
+        "metrics": "eval/gsm/avg_at_8",
         "problems": 5,
         "responses": 40,
         "drawn": "at temperature 1",

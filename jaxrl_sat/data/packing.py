@@ -6,13 +6,12 @@ batch; the rows that are only padding cost nothing, since the learner skips a mi
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
 
-from jaxrl_sat.types import Batch, InputError, Rollout, RouterTrace
+from jaxrl_sat.types import Batch, InputError, Records, Rollout, RouterTrace
 
 MAX_SEGMENTS = 256
 """Most responses that share a row; sequence-level sums are taken over this many slots a row."""
@@ -53,14 +52,6 @@ def bucketed(microbatches: int) -> int:
     while size < microbatches:
         size = size * 3 // 2 if size & (size - 1) == 0 and size > 1 else (size // 3) * 4 if size > 1 else 2
     return size
-
-
-@dataclasses.dataclass(frozen=True)
-class Records:
-    """Which of the sampler's records travel to the learner: top-K log-probs, nucleus. What nobody reads stays."""
-
-    topk: bool = False
-    nucleus: bool = False
 
 
 def pack(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxrl_sat.objectives.evidence import Evidence
-from jaxrl_sat.objectives.radii import check_radius
 from jaxrl_sat.objectives.ratio import LOG_RATIO_MAX, CeilingGradient, check_choice, importance
 from jaxrl_sat.objectives.surrogate import Clip, Radius, Surrogate, on_active
 from jaxrl_sat.types import InputError
@@ -113,9 +113,8 @@ class Drpo:
 
     def __post_init__(self) -> None:
         check_choice("ceiling_gradient", self.ceiling_gradient, CeilingGradient)
-        check_radius("delta", self.delta)
-        if self.delta == 0:
-            raise InputError("delta: 0 is not a number above 0")
+        if not (math.isfinite(self.delta) and self.delta > 0):
+            raise InputError(f"delta: {self.delta!r} is not a number above 0")
 
     def __call__(self, evidence: Evidence, log_ratio: Float[Array, "N T"], low: Radius, high: Radius) -> Surrogate:
         mu = jnp.exp(jax.lax.stop_gradient(evidence.logp - log_ratio))
