@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from jaxrl_sat import schema
 from jaxrl_sat.objectives.corrections import Trainer as KPopTrainer
 from jaxrl_sat.objectives.kl import KlKind, KlLevel
-from jaxrl_sat.objectives.policy_loss import PolicyLoss, needs_topk
+from jaxrl_sat.objectives.policy_loss import PolicyLoss, needs_first_pass, needs_recomputed, needs_topk
 from jaxrl_sat.objectives.radii import Scope
 from jaxrl_sat.objectives.ratio import Denominator, GradMode
 from jaxrl_sat.objectives.recipes import RECIPES
@@ -246,6 +246,20 @@ def records_read(config: RunConfig) -> Records:
         topk=needs_topk(make_objective(config)) or config.log.direction_every > 0,
         nucleus=config.learner.replay_top_p and config.sampler.top_p < 1,
     )
+
+
+def extra_forwards(config: RunConfig) -> dict[str, int]:
+    """Forward passes of an update beside the gradient's own, by what asks for them.
+
+    Those of the direction analysis only in the updates that make it.
+    """
+    objective = make_objective(config)
+    return {
+        "reference policy": int(config.loss.kl_coef > 0),
+        "reference scale of the whole update": int(needs_first_pass(objective)),
+        "log-probs at the sampling weights": int(needs_recomputed(objective)),
+        "direction analysis": 2 if config.log.direction_every else 0,
+    }
 
 
 def eval_paths(config: RunConfig) -> list[str]:

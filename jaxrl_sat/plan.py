@@ -19,7 +19,7 @@ from jaxrl_sat import config as config_lib
 from jaxrl_sat import mesh, model, sources
 from jaxrl_sat.config import RunConfig
 from jaxrl_sat.data import catalogue, packing
-from jaxrl_sat.objectives import ADVANTAGES, PolicyLoss, needs_first_pass, needs_recomputed, overlong_shaping
+from jaxrl_sat.objectives import ADVANTAGES, overlong_shaping
 from jaxrl_sat.pipeline import lag, requests
 from jaxrl_sat.schedule import due
 from jaxrl_sat.types import Prompt
@@ -140,7 +140,7 @@ def _learner(config: RunConfig, model_config: model.ModelConfig) -> dict[str, An
         "records it reads": _records(config),
         "advantage of the only right answer of a group": round(float(advantages[0]), 4),
         "added to the reward of the longest response": float(shaping[0]),
-        "forward passes an update beside the gradient's": _forward_passes(config, objective),
+        "extra forward passes an update": config_lib.extra_forwards(config),
     }
 
 
@@ -149,16 +149,6 @@ def _records(config: RunConfig) -> str:
     read = {"behaviour log-probs": True, "top-K log-probs": records.topk, "nucleus": records.nucleus}
     read |= {"expert ids": config.learner.replay}
     return ", ".join(name for name, used in read.items() if used)
-
-
-def _forward_passes(config: RunConfig, objective: PolicyLoss) -> dict[str, int]:
-    """By what asks for them; those of the direction analysis only in the updates that measure it."""
-    return {
-        "reference policy": int(config.loss.kl_coef > 0),
-        "reference scale of the whole update": int(needs_first_pass(objective)),
-        "log-probs at the sampling weights": int(needs_recomputed(objective)),
-        "direction analysis": 2 if config.log.direction_every else 0,
-    }
 
 
 def _lag(config: RunConfig) -> dict[str, Any]:

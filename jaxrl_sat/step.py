@@ -27,6 +27,7 @@ from jaxrl_sat.objectives import (
     PolicyLoss,
     UpdateScale,
     combine,
+    divergences,
     finalise,
     first_pass,
     make_evidence,
@@ -158,6 +159,8 @@ def microbatch_loss(
         settings.objective, evidence, settings.kl_coef, settings.kl_kind, settings.entropy_coef, settings.kl_level
     )
     metrics = combine(out.metrics, staleness(evidence))
+    if batch.topk_ids.shape[-1]:
+        metrics = combine(metrics, divergences(evidence))
     if needs_recomputed(settings.objective):
         metrics = combine(metrics, staleness_split(evidence))
     return out.loss_sum, dataclasses.replace(out, metrics=metrics)

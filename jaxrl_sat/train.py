@@ -229,8 +229,12 @@ def learn(
     if measure_direction:
         report = report | run.learner.direction(state.params, new.params, batch)
     values = {name: float(value) for name, value in jax.device_get(report).items()}
-    lags = {"staleness/lag_mean": float(staleness.mean()), "staleness/lag_max": float(staleness.max())}
-    return new, values | lags, advantage
+    values |= {"staleness/lag_mean": float(staleness.mean()), "staleness/lag_max": float(staleness.max())}
+    passes = config_lib.extra_forwards(config)
+    values["train/extra_forwards"] = sum(
+        n for name, n in passes.items() if measure_direction or "direction" not in name
+    )
+    return new, values, advantage
 
 
 def advantages(config: RunConfig, rollouts: Sequence[Rollout], scores: np.ndarray) -> np.ndarray:

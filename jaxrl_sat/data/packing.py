@@ -59,7 +59,7 @@ def pack(
     advantages: Float[np.ndarray, " R"],
     row_tokens: int,
     microbatch_rows: int,
-    records: Records = Records(),
+    records: Records = Records(),  # noqa: B008 (frozen)
 ) -> Batch:
     """Pack `rollouts` and their advantages into rows; NumPy arrays, rows a bucketed multiple of `microbatch_rows`.
 
