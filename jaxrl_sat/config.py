@@ -248,17 +248,14 @@ def records_read(config: RunConfig) -> Records:
     )
 
 
-def extra_forwards(config: RunConfig) -> dict[str, int]:
-    """Forward passes of an update beside the gradient's own, by what asks for them.
-
-    Those of the direction analysis only in the updates that make it.
-    """
+def extra_forwards(config: RunConfig, analysed: bool) -> dict[str, int]:
+    """Forward passes beside the gradient's own, by what asks for them, of an update, analysed for direction or not."""
     objective = make_objective(config)
     return {
         "reference policy": int(config.loss.kl_coef > 0),
         "reference scale of the whole update": int(needs_first_pass(objective)),
         "log-probs at the sampling weights": int(needs_recomputed(objective)),
-        "direction analysis": 2 if config.log.direction_every else 0,
+        "direction analysis": 2 * analysed,
     }
 
 

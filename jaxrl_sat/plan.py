@@ -140,7 +140,7 @@ def _learner(config: RunConfig, model_config: model.ModelConfig) -> dict[str, An
         "records it reads": _records(config),
         "advantage of the only right answer of a group": round(float(advantages[0]), 4),
         "added to the reward of the longest response": float(shaping[0]),
-        "extra forward passes an update": config_lib.extra_forwards(config),
+        "extra forward passes an update at most": config_lib.extra_forwards(config, config.log.direction_every > 0),
     }
 
 

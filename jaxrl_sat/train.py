@@ -230,10 +230,7 @@ def learn(
         report = report | run.learner.direction(state.params, new.params, batch)
     values = {name: float(value) for name, value in jax.device_get(report).items()}
     values |= {"staleness/lag_mean": float(staleness.mean()), "staleness/lag_max": float(staleness.max())}
-    passes = config_lib.extra_forwards(config)
-    values["train/extra_forwards"] = sum(
-        n for name, n in passes.items() if measure_direction or "direction" not in name
-    )
+    values["train/extra_forwards"] = sum(config_lib.extra_forwards(config, measure_direction).values())
     return new, values, advantage
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-Number = Float[Array, "*b"] | float
+Number = Float[Array, "*b"] | float | int
 
 
 def mean_tv_bound(gain: Number, reward_max: Number, tv_sum: Number) -> Number:

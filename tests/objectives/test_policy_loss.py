@@ -27,7 +27,6 @@ def test_padding_garbage_changes_nothing(name: str) -> None:
         evidence, **{f: jnp.where(evidence.mask, getattr(evidence, f), garbage) for f in fields}
     )
 
-    @jax.jit
     def run(e):
         def value(logp):
             out = total_loss(RECIPES[name](), dataclasses.replace(e, logp=logp), entropy_coef=0.01)
@@ -114,7 +113,7 @@ def test_nonfinite_active_tokens_are_dropped_and_counted() -> None:
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", sorted(RECIPES))
+@pytest.mark.parametrize("name", ["gspo", "ppo", "sat_grpo", "sat_gspo"])
 def test_gradient_against_finite_differences(name: str) -> None:
     """Central differences of the loss with radii held, in float64; the two agree away from kinks."""
     with jax.enable_x64(True):
