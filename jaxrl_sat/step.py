@@ -274,4 +274,6 @@ def direction_report(
     parts = microbatches(batch, settings)
     shapes = jax.eval_shape(one, jax.tree.map(lambda x: x[0], parts))
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return finalise(jax.lax.scan(lambda total, part: (combine(total, one(part)), None), nothing, parts)[0])
+    found = jax.lax.scan(lambda total, part: (combine(total, one(part)), None), nothing, parts)[0]
+    # A rate is to be read with the number of tokens it is of: these are few, and often none.
+    return finalise(found) | {f"{name}_count": count for name, (_, count) in found.means.items()}
