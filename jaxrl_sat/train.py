@@ -260,7 +260,7 @@ def rollout_metrics(rollouts: list[Rollout], scores: np.ndarray, seconds: float)
 
 
 def modelled_lag(config: RunConfig, rollouts: Sequence[Rollout], generate_s: float, train_s: float) -> float:
-    """What the papers' mean-staleness model says of a free-running pipeline with these rates and lengths (SPEC 17)."""
+    """The mean lag that the papers' model gives a free-running pipeline of these rates and lengths (SPEC 17): a time."""
     groups: dict[int, list[int]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.request.group, []).append(len(rollout.tokens))
@@ -311,7 +311,7 @@ def loop(run: Run, state: TrainState, log: metrics.Log, stop: StopSignal) -> Tra
         ended = time.perf_counter()
 
         values = rollout_metrics(taken.rollouts, scores, taken.generate_s) | learned
-        values["staleness/model_mean"] = modelled_lag(config, taken.rollouts, taken.generate_s, ended - learning)
+        values["time/modelled_lag"] = modelled_lag(config, taken.rollouts, taken.generate_s, ended - learning)
         tokens = sum(len(r.request.prompt.tokens) + len(r.tokens) for r in taken.rollouts)
         values |= {
             "train/tokens_per_s": tokens / (publishing - learning),
