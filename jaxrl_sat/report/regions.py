@@ -31,12 +31,12 @@ from jaxrl_sat.objectives import RECIPES, Evidence, PolicyLoss, make_evidence, p
 from jaxrl_sat.report.recipe_table import renew
 
 RATIOS, ADVANTAGES = 301, 8
-COLUMNS = 5
+COLUMNS = 6
 WEIGHT_MAX = 2.0
 VOCABULARY = 1000
 
 DROPPED: dict[str, Any] = {"facecolor": "0.68", "edgecolor": "0.55", "hatch": "///", "linewidth": 0}
-KEY = "across: r = pi / mu, logarithmic\n(gspo, seqclip: rho of the response)\nup: the advantage A"
+KEY = "across: r = pi / mu, logarithmic\n(of sequences: rho)\nup: the advantage A"
 
 POPULATION = 99
 POPULATION_SCALE = 0.05 / math.log(10)  # the 0.90 quantile of |d|, exponential with this mean, is 0.05
@@ -63,18 +63,21 @@ class Scene:
 
 DEFAULT = Scene()
 CROWDED = Scene("the others crowd on one word", others=(0.5, 0.1), moved=(0.8, 0.05))
+LIKELY = Scene("mu(y) = 0.3", mu=0.3)
 RARE = Scene("mu(y) = 0.01", mu=0.01)
-SPLIT = Scene("half of log r is mismatch", low=1 / 40, high=40, mu=0.01, lag_share=0.5)
+SPLIT = Scene("half of log r is mismatch", low=1 / 40, high=40.0, mu=0.01, lag_share=0.5)
 
 SCENES = {
     "dppo": RARE,
     "dppo_tv": RARE,
-    "tis": Scene(low=1 / 5, high=5, mu=0.1),
+    "drpo": LIKELY,
+    "dppo_binary_kl": LIKELY,
+    "tis": Scene(low=1 / 5, high=5.0, mu=0.1),
     "grpo_tis": SPLIT,
     "gspo_tis": SPLIT,
     "decoupled_ppo": SPLIT,
     "icepop": SPLIT,
-    "kpop": Scene("mu(y) = 0.9, all of log r is mismatch", low=1 / 30, high=1.1, mu=0.9, lag_share=0.0),
+    "kpop": Scene("mu(y) = 0.9, all mismatch", low=1 / 30, high=1.1, mu=0.9, lag_share=0.0),
     "seqclip": Scene(low=1 / 1.02, high=1.02),
     "dppo_topk_tv": CROWDED,
     "predictive_tv_agg": CROWDED,
@@ -167,13 +170,14 @@ def _panel(axes: Axes, name: str) -> QuadMesh:
 def draw(names: Sequence[str], out: Path) -> None:
     """Draw the planes of the recipes `names` into the PNG `out`, as small multiples."""
     rows = -(-(len(names) + 2) // COLUMNS)  # two places for the key
-    figure = Figure(figsize=(2.5 * COLUMNS, 1.75 * rows), layout="constrained")
+    figure = Figure(figsize=(2.2 * COLUMNS, 1.75 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     panels = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
     mesh = [_panel(axes, name) for axes, name in zip(panels, names, strict=False)][-1]
     for axes in panels[len(names) :]:
         axes.set_axis_off()
-    bar = figure.colorbar(mesh, ax=panels[-2], location="top", fraction=0.25, aspect=12, extend="both")
+    place = panels[-2].inset_axes((0.0, 0.55, 1.0, 0.15))
+    bar = figure.colorbar(mesh, cax=place, orientation="horizontal", extend="both")
     bar.set_label("gradient's weight (dS / dlog pi) / A", fontsize=8)
     bar.ax.tick_params(labelsize=7)
     dropped = Patch(**DROPPED, label="dropped: no gradient")
