@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_sat.objectives.checks import expect
 from jaxrl_sat.types import InputError
 
 
@@ -73,8 +74,7 @@ def overlong_shaping(
         raise InputError(f"buffer: {buffer!r} is not a number of tokens from 0 to max_length, {max_length}")
     if not 0 <= penalty < float("inf"):
         raise InputError(f"penalty: {penalty!r} is not a number of at least 0")
-    if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise ValueError(f"lengths has dtype {lengths.dtype}; expected integer (tokens)")
+    expect("lengths", lengths, lengths.shape, jnp.integer)
     over = (lengths - (max_length - buffer)).astype(float)
     return -penalty * jnp.clip(over / buffer, 0, 1) if buffer else jnp.where(over > 0, -penalty, 0.0)
 
@@ -86,10 +86,8 @@ def _centred(
 
     Group `num_groups` collects the responses that are left out.
     """
-    if rewards.ndim != 1 or not jnp.issubdtype(rewards.dtype, jnp.floating):
-        raise ValueError(f"rewards is {rewards.dtype}{list(rewards.shape)}; expected floating [N]")
-    if group_ids.shape != rewards.shape or not jnp.issubdtype(group_ids.dtype, jnp.integer):
-        raise ValueError(f"group_ids is {group_ids.dtype}{list(group_ids.shape)}; expected integer {rewards.shape}")
+    expect("rewards", rewards, (rewards.size,), jnp.floating)
+    expect("group_ids", group_ids, rewards.shape, jnp.integer)
     rewards = jax.lax.stop_gradient(rewards)
     sound = jnp.isfinite(rewards) & (group_ids >= 0) & (group_ids < num_groups)
     rewards, members = jnp.where(sound, rewards, 0), jnp.where(sound, group_ids, num_groups)

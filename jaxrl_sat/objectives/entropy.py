@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxrl_sat.objectives.checks import expect
+
 
 def log_softmax_on(logits: Float[Array, "*b V"], support: Bool[Array, "*b V"]) -> Float[Array, "*b V"]:
     """log softmax over the words of `support`, -inf on the others; their logits reach neither value nor gradient.
@@ -16,6 +18,8 @@ def log_softmax_on(logits: Float[Array, "*b V"], support: Bool[Array, "*b V"]) -
     A logit of -inf is a probability of 0. A row with NaN or +inf on its support is NaN throughout, with gradient 0, so
     that `sanitise` drops and counts its token.
     """
+    expect("logits", logits, logits.shape, jnp.floating)
+    expect("support", support, logits.shape, jnp.bool_)
     broken = jnp.any(support & (jnp.isnan(logits) | (logits == jnp.inf)), axis=-1, keepdims=True)
     on = support & (logits > -jnp.inf) & ~broken
     highest = jnp.max(jnp.where(on, jax.lax.stop_gradient(logits), -jnp.inf), axis=-1, keepdims=True)

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_sat.objectives.checks import expect
+
 PER_TOKEN = (
     "logp",
     "logp_mu",
@@ -162,15 +164,12 @@ def check_evidence(evidence: Evidence) -> None:
     Plain checks at trace time: they hold without the annotations that tests switch on.
     """
     shape = evidence.logp.shape
-    choices = (*shape, evidence.topk_ids.shape[-1]) if evidence.topk_ids.ndim else ()
+    if len(shape) != 2:
+        raise ValueError(f"evidence.logp has shape {shape}; expected [N, T]")
+    choices = (*shape, *evidence.topk_ids.shape[-1:])
     for name in (*PER_TOKEN, *PER_CHOICE):
-        array, expected = getattr(evidence, name), choices if name in PER_CHOICE else shape
-        if len(shape) != 2 or array.shape != expected:
-            axes = "[N, T, K]" if name in PER_CHOICE else "[N, T]"
-            raise ValueError(f"evidence.{name} has shape {array.shape}; expected {axes} like {expected}")
-        kind = KINDS.get(name, jnp.floating)
-        if not jnp.issubdtype(array.dtype, kind):
-            raise ValueError(f"evidence.{name} has dtype {array.dtype}; expected {kind.__name__.rstrip('_')}")
+        expected = choices if name in PER_CHOICE else shape
+        expect(f"evidence.{name}", getattr(evidence, name), expected, KINDS.get(name, jnp.floating))
 
 
 KINDS = {

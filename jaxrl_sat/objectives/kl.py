@@ -7,6 +7,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxrl_sat.objectives.checks import expect
 from jaxrl_sat.objectives.evidence import Evidence, sanitise
 from jaxrl_sat.objectives.metrics import Metrics, mean_over
 from jaxrl_sat.objectives.policy_loss import LossOut
@@ -34,6 +35,8 @@ def kl_estimate(
     In the last two x is held at most at `log_ratio_max`; past it, and past `value_max`, the gradient is 0.
     """
     check_choice("kl_kind", kind, KlKind)
+    expect("logp", logp, logp.shape, jnp.floating)
+    expect("logp_ref", logp_ref, logp.shape, jnp.floating)
     x = logp_ref - logp
     everywhere = jnp.ones(x.shape, bool)
     if kind == "k1":

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_sat.objectives.checks import expect
 from jaxrl_sat.objectives.entropy import log_softmax_on
 
 
@@ -22,6 +23,8 @@ def nucleus_log_softmax(
     force_sampled: bool = True,
 ) -> Float[Array, "*b V"]:
     """The dense form: log pi~ of every word, -inf off the nucleus `keep`. A row without a word is no record."""
+    expect("keep", keep, logits.shape, jnp.bool_)
+    expect("sampled", sampled, logits.shape[:-1], jnp.integer)
     is_sampled = jnp.arange(logits.shape[-1]) == sampled[..., None]
     support = keep | is_sampled if force_sampled else keep
     return log_softmax_on(logits, support | ~jnp.any(keep, axis=-1, keepdims=True))
@@ -40,10 +43,10 @@ def renormalised(
     or C = 0: no record, so log pi(y) itself and a log mass of 0. Differentiable in `logp` and `nucleus_logp`. NaN or
     +inf in a used slot makes both results NaN with gradient 0, so that the token is dropped and counted.
     """
-    if nucleus_ids.shape != nucleus_logp.shape or nucleus_ids.shape[:-1] != logp.shape:
-        raise ValueError(
-            f"nucleus_ids has shape {nucleus_ids.shape}, nucleus_logp {nucleus_logp.shape}; expected [N, T, C]"
-        )
+    words = (*logp.shape, *nucleus_ids.shape[-1:])
+    expect("nucleus_ids", nucleus_ids, words, jnp.integer)
+    expect("nucleus_logp", nucleus_logp, words, jnp.floating)
+    expect("tokens", tokens, logp.shape, jnp.integer)
     used = nucleus_ids >= 0
     recorded = jnp.any(used, axis=-1)
     inside = jnp.any(used & (nucleus_ids == tokens[..., None]), axis=-1)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_sat.objectives.checks import expect
 from jaxrl_sat.types import InputError
 
 MAX_DENOMINATOR = 40_000  # its square fits int32, so k below never overflows
@@ -47,6 +48,8 @@ def lower_quantile(values: Float[Array, "*shape"], active: Bool[Array, "*shape"]
     Seed 000 (3.3): the k-th smallest value with k = ceil(level N), never interpolated (NumPy's "inverted_cdf").
     Detached.
     """
+    expect("values", values, values.shape, jnp.floating)
+    expect("active", active, values.shape, jnp.bool_)
     return kth_smallest(jax.lax.stop_gradient(values), active, order_index(jnp.sum(active), parse_level(level)))
 
 
@@ -82,6 +85,7 @@ def turn_quantiles(
 
     A turn with fewer than `min_turn_tokens` active tokens takes the pooled q.
     """
+    expect("turn_ids", turn_ids, values.shape, jnp.integer)
     pooled = lower_quantile(values, active, level)
 
     def of_turn(turn: Int[Array, ""]) -> Float[Array, ""]:
