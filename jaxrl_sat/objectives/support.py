@@ -104,7 +104,17 @@ def _slots(
 
 
 def _repeats(ids: Int[Array, "N T K"]) -> Bool[Array, "N T K"]:
-    """Where an id stands in a slot before as well. The comparison fuses into the reduction: nothing [K, K] is kept."""
+    """Where an id of at least 0 stands in a slot before as well.
+
+    A record has each word once, so whether any repeats is asked first, by a sort: K log K, where finding the slots
+    compares each with each.
+    """
+    ascending = jnp.sort(ids, axis=-1)
+    some = jnp.any((ascending[..., 1:] == ascending[..., :-1]) & (ascending[..., 1:] >= 0))
+    return jax.lax.cond(some, _compared, lambda ids: jnp.zeros(ids.shape, bool), ids)
+
+
+def _compared(ids: Int[Array, "N T K"]) -> Bool[Array, "N T K"]:
     k = ids.shape[-1]
     before = jnp.arange(k)[None, :] < jnp.arange(k)[:, None]
     return jnp.any((ids[..., :, None] == ids[..., None, :]) & before, axis=-1)
