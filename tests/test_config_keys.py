@@ -14,6 +14,8 @@ from ml_collections import ConfigDict
 
 from jaxrl_sat import mesh, model, optim, plan, schema, sources, train
 from jaxrl_sat.config import RunConfig, from_config_dict, records_read
+from jaxrl_sat.learner import Learner
+from jaxrl_sat.objectives import make_evidence, normalise, policy_loss
 from jaxrl_sat.types import Batch, RouterTrace, TrainState
 from tests.run_configs import data_folder, model_folder, small
 
@@ -142,10 +144,37 @@ def planned(config: RunConfig) -> dict[str, Any]:
     return figures | {"devices": [meshes["devices wanted"], meshes["trainer"]["devices"], meshes["sampler"]["devices"]]}
 
 
-def lowered(config: RunConfig) -> str:
-    """The train step as it goes to the compiler."""
+def made_learner(config: RunConfig) -> Learner:
     model_config = sources.read_model_config(config.model.path)
-    learner = train.make_learner(config, model_config, mesh.make_meshes(config, jax.devices()))
+    return train.make_learner(config, model_config, mesh.make_meshes(config, jax.devices()))
+
+
+def lowered_objective(config: RunConfig) -> str:
+    """The loss that the learner was given, and its gradient, as they go to the compiler."""
+    objective = made_learner(config).settings.objective
+    row = jnp.zeros((1, 4))
+    words = jnp.zeros((1, 4, 2))
+    evidence = make_evidence(
+        row,
+        row,
+        row,
+        row == 0,
+        topk_ids=words.astype(jnp.int32),
+        topk_logp=words,
+        topk_logp_mu=words,
+        vocab_size=32,
+    )
+
+    def loss(logp: jax.Array) -> jax.Array:
+        out = policy_loss(objective, dataclasses.replace(evidence, logp=logp))
+        return normalise(out.loss_sum, out.count)
+
+    return jax.jit(jax.value_and_grad(loss)).lower(row).as_text()
+
+
+def lowered_step(config: RunConfig) -> str:
+    """The train step as it goes to the compiler."""
+    model_config, learner = sources.read_model_config(config.model.path), made_learner(config)
     params = model.abstract_params(model_config, config.model.dtype)
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
     optimizer = optim.make_optimizer(**dataclasses.asdict(config.optimizer))
@@ -174,7 +203,7 @@ def abstract_batch(config: RunConfig, model_config: model.ModelConfig) -> Batch:
 
 
 class Before:
-    """Plan and step of a starting point, each worked out once."""
+    """Plan and programs of a starting point, each worked out once."""
 
     def __init__(self, config: RunConfig):
         self.config = config
@@ -182,7 +211,11 @@ class Before:
 
     @functools.cached_property
     def step(self) -> str:
-        return lowered(self.config)
+        return lowered_step(self.config)
+
+    @functools.cached_property
+    def objective(self) -> str:
+        return lowered_objective(self.config)
 
 
 @pytest.fixture(scope="module")
@@ -201,4 +234,7 @@ def test_key_changes_the_run(folders: Path, starting_points: dict[str, Before], 
     after = configured(folders, STARTING_FROM.get(key, {}) | {key: OTHER[key]})
     assert before.config != after
     if before.plan == planned(after):
-        assert lowered(after) != before.step, f"{key} is read by nothing"
+        if key.startswith("objective."):
+            assert lowered_objective(after) != before.objective, f"{key} is read by nothing"
+        else:
+            assert lowered_step(after) != before.step, f"{key} is read by nothing"

@@ -1,7 +1,8 @@
 """Sums over the responses of packed rows, by (row, segment), and back to tokens.
 
-Written as a masked sum over a [N, S, T] comparison that XLA fuses into the reduction: no scatter, so the result does
-not depend on the order of threads, rows stay on their shard, and the gradient is the same kind of sum.
+Written as a masked sum over a [N, S, T] comparison, without a scatter: the result does not depend on the order of
+threads, rows stay on their shard, and the gradient is the same kind of sum. Accelerators fuse the comparison into the
+reduction; a CPU holds it (4 MB a row of 2048 tokens and 256 segments), which costs sequence methods 50 ms on [8, 2048].
 """
 
 from __future__ import annotations
