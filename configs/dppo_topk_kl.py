@@ -7,12 +7,14 @@ Command   python -m jaxrl_sat.main --config=configs/dppo_topk_kl.py
 
 from __future__ import annotations
 
+from typing import Any
+
 import clip_higher
 from ml_collections import ConfigDict
 
 
 def get_config(preset: str = "cpu") -> ConfigDict:
     """The preset of clip_higher.py under the DPPO-TopK-KL recipe."""
-    config = clip_higher.get_config(preset)
+    config: Any = clip_higher.get_config(preset)
     config.recipe = "dppo_topk_kl"
     return config

@@ -7,12 +7,14 @@ Command   python -m jaxrl_sat.main --config=configs/grpo_no_r3.py
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpo
 from ml_collections import ConfigDict
 
 
 def get_config(preset: str = "cpu") -> ConfigDict:
     """The preset of grpo.py without routing replay."""
-    config = grpo.get_config(preset)
+    config: Any = grpo.get_config(preset)
     config.learner.replay = False
     return config

@@ -7,12 +7,14 @@ Command   python -m jaxrl_sat.main --config=configs/grpo_tis.py
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpo
 from ml_collections import ConfigDict
 
 
 def get_config(preset: str = "cpu") -> ConfigDict:
     """The preset of grpo.py with truncated importance weights."""
-    config = grpo.get_config(preset)
+    config: Any = grpo.get_config(preset)
     config.recipe = "grpo_tis"
     return config

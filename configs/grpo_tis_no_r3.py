@@ -7,12 +7,14 @@ Command   python -m jaxrl_sat.main --config=configs/grpo_tis_no_r3.py
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpo_tis
 from ml_collections import ConfigDict
 
 
 def get_config(preset: str = "cpu") -> ConfigDict:
     """The preset of grpo_tis.py without routing replay."""
-    config = grpo_tis.get_config(preset)
+    config: Any = grpo_tis.get_config(preset)
     config.learner.replay = False
     return config

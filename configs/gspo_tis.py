@@ -7,12 +7,14 @@ Command   python -m jaxrl_sat.main --config=configs/gspo_tis.py
 
 from __future__ import annotations
 
+from typing import Any
+
 import gspo
 from ml_collections import ConfigDict
 
 
 def get_config(preset: str = "cpu") -> ConfigDict:
     """The preset of gspo.py with truncated importance weights."""
-    config = gspo.get_config(preset)
+    config: Any = gspo.get_config(preset)
     config.recipe = "gspo_tis"
     return config

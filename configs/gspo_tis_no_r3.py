@@ -7,12 +7,14 @@ Command   python -m jaxrl_sat.main --config=configs/gspo_tis_no_r3.py
 
 from __future__ import annotations
 
+from typing import Any
+
 import gspo_tis
 from ml_collections import ConfigDict
 
 
 def get_config(preset: str = "cpu") -> ConfigDict:
     """The preset of gspo_tis.py without routing replay."""
-    config = gspo_tis.get_config(preset)
+    config: Any = gspo_tis.get_config(preset)
     config.learner.replay = False
     return config

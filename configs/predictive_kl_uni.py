@@ -7,12 +7,14 @@ Command   python -m jaxrl_sat.main --config=configs/predictive_kl_uni.py
 
 from __future__ import annotations
 
+from typing import Any
+
 import dppo_topk_kl
 from ml_collections import ConfigDict
 
 
 def get_config(preset: str = "cpu") -> ConfigDict:
     """The preset of dppo_topk_kl.py under the predictive mask, the unrecorded words equally likely."""
-    config = dppo_topk_kl.get_config(preset)
+    config: Any = dppo_topk_kl.get_config(preset)
     config.recipe = "predictive_kl_uni"
     return config

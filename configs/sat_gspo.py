@@ -7,12 +7,14 @@ Command   python -m jaxrl_sat.main --config=configs/sat_gspo.py
 
 from __future__ import annotations
 
+from typing import Any
+
 import sat_grpo
 from ml_collections import ConfigDict
 
 
 def get_config(preset: str = "cpu") -> ConfigDict:
     """The flagship's preset under the SAT-GSPO recipe."""
-    config = sat_grpo.get_config(preset)
+    config: Any = sat_grpo.get_config(preset)
     config.recipe = "sat_gspo"
     return config

@@ -2,18 +2,22 @@
 
 The data loader and the sampler's seeds are functions of the update number, so the state, the versions in flight and
 the step are a whole run. A write is atomic (a folder renamed when complete), so a killed write never hides the
-checkpoint before it.
+checkpoint before it. Orbax notices a file that is cut or missing; one whose bytes changed on disk it does not, so a
+checksum of every file is kept beside the folder, in checkpoint_sums.json, from when the write is known to be complete.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import orbax.checkpoint as ocp
 
+from jaxrl_sat.metrics import replace_file
 from jaxrl_sat.types import InputError, Params, TrainState
 
 
@@ -25,6 +29,7 @@ class Checkpointer:
             raise InputError(f"--workdir: {folder} is not a folder; allowed: a work folder of its own")
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        self._sums = folder.with_name("checkpoint_sums.json")
 
     def latest(self) -> int | None:
         """Updates done in the newest complete checkpoint, or None."""
@@ -35,6 +40,8 @@ class Checkpointer:
         step = int(state.step)
         if self.latest() == step:
             return
+        self.wait()
+        self._unseal(step)
         items = {"state": ocp.args.StandardSave(state)}
         # The state's own parameters are never written twice: the version of this step is the state's.
         items |= {f"version_{v}": ocp.args.StandardSave(p) for v, p in versions.items() if v != step}
@@ -72,10 +79,14 @@ class Checkpointer:
             self._manager.reload()
 
     def _restore(self, step: int, abstract: TrainState, needed: list[int]) -> tuple[TrainState, dict[int, Params]]:
+        self._check_sums(step)
         wanted = [v for v in needed if v != step]
         items = {"state": ocp.args.StandardRestore(abstract)}
         items |= {f"version_{v}": ocp.args.StandardRestore(abstract.params) for v in wanted}
+        lacking = [name for name in items if not (Path(self._manager.directory) / str(step) / name).is_dir()]
         try:
+            if lacking:  # Orbax would start on the others first, and leave them unfinished
+                raise ValueError(f"it holds no {lacking[0]}")
             found = self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:  # a damaged file raises whatever the reader of its part raises
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
@@ -88,12 +99,53 @@ class Checkpointer:
         return state, versions | ({step: state.params} if step in needed else {})
 
     def wait(self) -> None:
-        """Block until the last write is complete."""
+        """Block until the last write is complete, and seal it with checksums."""
         self._manager.wait_until_finished()
+        self._seal()
+
+    def _seal(self) -> None:
+        steps, sealed = self._manager.all_steps(), self._sealed()
+        if {str(step) for step in steps} != sealed.keys():
+            sums = {str(step): sealed.get(str(step)) or self._sum_up(step) for step in steps}
+            replace_file(self._sums, json.dumps(sums))
+
+    def _unseal(self, step: int) -> None:
+        """Forget the checksums of an unreadable checkpoint of this number, which is about to be written anew."""
+        sealed = self._sealed()
+        if sealed.pop(str(step), None) is not None:
+            replace_file(self._sums, json.dumps(sealed))
+
+    def _sealed(self) -> dict[str, dict[str, int]]:
+        try:
+            found = json.loads(self._sums.read_text())
+        except (OSError, ValueError):  # not written yet, or damaged itself: nothing to hold the files to
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _sum_up(self, step: int) -> dict[str, int]:
+        """CRC-32 of each file of a checkpoint, by its name inside."""
+        folder = Path(self._manager.directory) / str(step)
+        return {str(file.relative_to(folder)): _crc32(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+
+    def _check_sums(self, step: int) -> None:
+        sealed = self._sealed().get(str(step))
+        if sealed is not None and sealed != self._sum_up(step):
+            raise InputError(
+                f"--workdir: checkpoint {step} in {self._manager.directory} is damaged (its checksums differ); "
+                "allowed: the files as they were written"
+            )
 
     def close(self) -> None:
         """Finish writing and let go of the folder."""
         try:
-            self._manager.wait_until_finished()
+            self.wait()
         finally:
             self._manager.close()
+
+
+def _crc32(file: Path) -> int:
+    total = 0
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 24):
+            total = zlib.crc32(block, total)
+    return total

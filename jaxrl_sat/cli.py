@@ -73,6 +73,8 @@ def _overrides(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
             text = next(waiting, None)
             if text is None or text.startswith("--"):
                 raise InputError(f"--config.{key}: no value; allowed: --config.{key}=VALUE")
+        if not key:
+            raise InputError("--config.: no key; allowed: --config.KEY=VALUE")
         yield key, text
 
 

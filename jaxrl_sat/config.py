@@ -235,7 +235,10 @@ def make_objective(config: RunConfig) -> PolicyLoss:
 
     The constant length L of "seq-mean-token-sum-norm" is the longest response allowed, as in Dr. GRPO.
     """
-    made = RECIPES[config.recipe](**_set(config.objective))
+    try:
+        made = RECIPES[config.recipe](**_set(config.objective))
+    except InputError as error:
+        raise InputError(f"objective.{error}") from error
     norm = float(config.sampler.max_response_tokens)
     return dataclasses.replace(made, reduce=dataclasses.replace(made.reduce, norm=norm))
 
@@ -259,9 +262,10 @@ def extra_forwards(config: RunConfig, analysed: bool) -> dict[str, int]:
     }
 
 
-def eval_paths(config: RunConfig) -> list[str]:
-    """The data sets that evaluations ask."""
-    return [path.strip() for path in config.eval.path.split(",") if path.strip()] or [config.data.path]
+def eval_paths(config: RunConfig) -> tuple[list[str], str]:
+    """The data sets that evaluations ask, and the key that names them."""
+    given = [path.strip() for path in config.eval.path.split(",") if path.strip()]
+    return (given, "eval.path") if given else ([config.data.path], "data.path")
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
@@ -279,6 +283,7 @@ def from_config_dict(config: ConfigDict) -> RunConfig:
     run = schema.build(RunConfig, tree)
     run = dataclasses.replace(run, objective=_resolve(run.recipe, run.objective))
     _check_together(run)
+    make_objective(run)
     return run
 
 

@@ -40,6 +40,19 @@ def cut_back(path: Path, step: int) -> None:
     replace_file(path, "".join(kept))
 
 
+def written(path: Path, step: int) -> dict[str, float]:
+    """The metrics in the line of `step`, null as NaN; nothing where there is no such line."""
+    found: dict[str, float] = {}
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(record, dict) and record.pop("step", None) == step:
+            found = {name: float("nan") if value is None else value for name, value in record.items()}
+    return found
+
+
 @runtime_checkable
 class Sink(Protocol):
     """Anything that takes the metrics of an update."""

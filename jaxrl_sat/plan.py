@@ -174,7 +174,7 @@ def _versions_in_flight(config: RunConfig) -> int:
 
 
 def _evaluation(config: RunConfig) -> dict[str, Any]:
-    sets = [catalogue.read_data_set(path) for path in config_lib.eval_paths(config)]
+    sets = catalogue.read_data_sets(*config_lib.eval_paths(config))
     problems = sum(min(config.eval.problems, each.problems.get("test", config.eval.problems)) for each in sets)
     return {
         "metrics": ", ".join(f"eval/{each.name}/avg_at_{config.eval.samples}" for each in sets),

@@ -57,6 +57,8 @@ def parse_text(cls: Any, key: str, text: str) -> Any:
     try:
         if kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        if kind is float and ("_" in text or not text.isascii()):
+            raise ValueError
         if kind is int and not re.fullmatch(r"[-+]?\d+", text, re.ASCII):
             raise ValueError
         return kind(text)
@@ -131,5 +133,6 @@ def _checked(key: str, hint: Any, value: Any) -> Any:
     if fits and isinstance(limit, tuple):
         fits = value in limit
     if not fits:
-        raise InputError(f"{key}: {value!r}; allowed: {describe(hint)}")
+        held = ", of a size that float32 holds" if kind is float else ""
+        raise InputError(f"{key}: {value!r}; allowed: {describe(hint)}{held}")
     return value

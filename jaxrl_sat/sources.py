@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 from jaxrl_sat import embedded, model
+from jaxrl_sat.paths import user_path
 from jaxrl_sat.types import InputError
 
 
 def model_folder(path: str) -> Path:
     """The folder that `model.path` names."""
-    return embedded.model_path() if path == "embedded" else Path(path).expanduser()
+    return embedded.model_path() if path == "embedded" else user_path("model.path", path)
 
 
 def read_model_config(path: str) -> model.ModelConfig:

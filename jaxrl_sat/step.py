@@ -276,4 +276,6 @@ def direction_report(
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     found = jax.lax.scan(lambda total, part: (combine(total, one(part)), None), nothing, parts)[0]
     # A rate is to be read with the number of tokens it is of: these are few, and often none.
-    return finalise(found) | {f"{name}_count": count for name, (_, count) in found.means.items()}
+    counts = {f"{name}_count": count for name, (_, count) in found.means.items()}
+    rates = finalise(found)
+    return counts | {name: jnp.where(counts[f"{name}_count"] > 0, rate, jnp.nan) for name, rate in rates.items()}

@@ -38,7 +38,7 @@ from jaxrl_sat.report import curves
 from jaxrl_sat.schedule import due
 from jaxrl_sat.step import StepSettings
 from jaxrl_sat.types import Batch, InputError, Params, Prompt, Request, Rollout, SamplingParams, TrainState
-from jaxrl_sat.workdir import check_same_run, claimed, record_config
+from jaxrl_sat.workdir import check_layout, check_same_run, claimed, record_config
 
 
 class StopSignal:
@@ -164,9 +164,10 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
         config.data.path, "train", tokenizer, config.seed, config.data.prompts_per_update, config.data.max_prompt_tokens
     )
     held_out = {}
-    for path in config_lib.eval_paths(config) if config.eval.every else []:
-        asked = PromptLoader(path, "test", tokenizer, config.seed, 1, config.data.max_prompt_tokens)
-        held_out[catalogue.read_data_set(path).name] = asked.eval_prompts(config.eval.problems)
+    paths, key = config_lib.eval_paths(config)
+    for path, data_set in zip(paths, catalogue.read_data_sets(paths, key), strict=True) if config.eval.every else ():
+        asked = PromptLoader(path, "test", tokenizer, config.seed, 1, config.data.max_prompt_tokens, key=key)
+        held_out[data_set.name] = asked.eval_prompts(config.eval.problems)
     meshes = mesh.make_meshes(config, jax.devices())
     learner = make_learner(config, model_config, meshes)
     _, params = model.load_hf(sources.model_folder(config.model.path), config.model.dtype, learner.param_shardings)
@@ -260,7 +261,7 @@ def rollout_metrics(rollouts: list[Rollout], scores: np.ndarray, seconds: float)
 
 
 def modelled_lag(config: RunConfig, rollouts: Sequence[Rollout], generate_s: float, train_s: float) -> float:
-    """The mean lag that the papers' model gives a free-running pipeline of these rates and lengths (SPEC 17): a time."""
+    """The mean lag that the papers' model gives a free-running pipeline of these rates and lengths: SPEC 17."""
     groups: dict[int, list[int]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.request.group, []).append(len(rollout.tokens))
@@ -287,14 +288,22 @@ def readable(
     ]
 
 
-def loop(run: Run, state: TrainState, log: metrics.Log, stop: StopSignal) -> TrainState:
-    """Update until `updates` are done or a signal asks to stop. Returns the last state, saved."""
+def unjudged(config: RunConfig, folder: Path, done: int) -> dict[str, float]:
+    """The metrics of the last update done, if a stop came before its evaluation, which is owed then; else nothing."""
+    values = metrics.written(folder / "metrics.jsonl", done) if done in due(config.eval.every, config.updates) else {}
+    return {} if any(name.startswith("eval/") for name in values) else values
+
+
+def loop(run: Run, state: TrainState, log: metrics.Log, stop: StopSignal, owed: dict[str, float]) -> TrainState:
+    """Update until `updates` are done or a signal asks to stop. Returns the last state, saved. `owed`: `unjudged`."""
     config = run.config
     every = (config.log.rollouts_every, config.log.direction_every, config.eval.every, config.checkpoint.every)
     show, look, judge, save = (set(due(n, config.updates)) for n in every)
     start = int(state.step)
     if start == 0 and config.eval.every:
         log.write(0, evaluation(run, state.params, 0, stop))
+    if owed:
+        log.write(start, owed | evaluation(run, state.params, start, stop))
     for step in range(start + 1, config.updates + 1):
         began = time.perf_counter()
         taken = run.sampler.take(step - 1, lambda: stop.requested)
@@ -341,21 +350,24 @@ def run(config: RunConfig, folder: Path) -> None:
     """
     stop = StopSignal()
     with claimed(folder), stop.watching(), contextlib.closing(_checkpointer(config, folder)) as checkpoints:
+        check_layout(folder)
         resolved = config_lib.to_dict(config)
         check_same_run(folder, resolved, resumes=checkpoints.latest() is not None)
         built, state = build(config, folder, checkpoints)
         done = int(state.step)
-        if done >= config.updates:
+        owed = unjudged(config, folder, done) if done else {}
+        if done >= config.updates and not owed:
             print(f"{folder}: all {config.updates} updates are done; a larger updates goes on", file=sys.stderr)
             return
         record_config(folder, resolved)
-        resumed_at = done or None  # stopped before the first update is not begun
+        # Stopped before the first update is not begun; the line of an update whose evaluation is owed is written anew.
+        resumed_at = done - bool(owed) if done else None
         sinks: list[metrics.Sink] = [metrics.JsonLines(folder / "metrics.jsonl", resumed_at)]
         if config.log.tensorboard:
             sinks.append(metrics.TensorBoard(folder / "tensorboard", resumed_at))
         with metrics.Log([*sinks, metrics.Progress(done, config.updates)]) as log, contextlib.closing(built.sampler):
             built.sampler.start()
-            state = loop(built, state, log, stop)
+            state = loop(built, state, log, stop, owed)
         curves.draw([folder], folder / "curves.png")
         if int(state.step) < config.updates:
             print(f"stopped after {int(state.step)} updates; the same command goes on from there", file=sys.stderr)

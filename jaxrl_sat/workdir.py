@@ -32,6 +32,16 @@ def claimed(folder: Path) -> Iterator[None]:
         yield
 
 
+def check_layout(folder: Path) -> None:
+    """Raise `InputError` where something else stands in the place of what a run writes, before it writes anything."""
+    for name in ("checkpoints", "checkpoints_unreadable", "rollouts", "tensorboard"):
+        if (folder / name).exists() and not (folder / name).is_dir():
+            raise InputError(f"--workdir: {folder / name} is not a folder; allowed: a work folder of its own")
+    for name in ("config.json", "metrics.jsonl", "curves.png"):
+        if (folder / name).exists() and not (folder / name).is_file():
+            raise InputError(f"--workdir: {folder / name} is not a file; allowed: a work folder of its own")
+
+
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dicts to {"a.b": value}."""
     found: dict[str, Any] = {}

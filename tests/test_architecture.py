@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "pipeline": {"types"},
     "rewards": {"types"},
     "step": {"types", "model", "objectives"},
-    "learner": {"types", "optim", "step"},
+    "learner": {"types", "objectives", "optim", "step"},
     "config": {"types", "schema", "objectives", "pipeline"},
     "mesh": {"types", "model", "config"},
 }

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from ml_collections import ConfigDict
 
+from jaxrl_sat import cli, mesh, plan, schema, sources
 from jaxrl_sat import config as config_lib
-from jaxrl_sat import mesh, schema
 from jaxrl_sat.config import RunConfig, from_config_dict
+from jaxrl_sat.data import catalogue
 from jaxrl_sat.objectives.recipes import RECIPES
 from jaxrl_sat.types import InputError
-from tests.run_configs import CONFIGS, flagship
+from tests.run_configs import CONFIGS, data_folder, flagship
 
 
 def changed(values: dict[str, Any], name: str = "sat_grpo") -> RunConfig:
@@ -218,3 +220,37 @@ def test_text_to_value(key: str, text: str, value: Any) -> None:
 def test_text_that_is_no_value(key: str, text: str) -> None:
     with pytest.raises(InputError, match=f"^{key}: {text!r}; allowed: "):
         schema.parse_text(RunConfig, key, text)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "said"),
+    [
+        ("sampler.temperature", "1_0", "a number"),
+        ("sampler.temperature", "\u0661", "a number"),
+        ("objective.quantile", "0.123456789", r"objective\.quantile: .*four decimals"),
+        ("optimizer.eps", "1e-40", "of a size that float32 holds"),
+        ("", "1", r"--config\.: no key"),
+    ],
+)
+def test_numbers_as_text(key: str, text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        command = cli.parse([f"--config={CONFIGS / 'sat_grpo.py'}:cpu", f"--config.{key}={text}"])
+        from_config_dict(cli.load(command, "cpu"))
+
+
+def test_evaluation_sets_have_names_of_their_own(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        data_folder(tmp_path / folder / "gsm")
+    run = changed({"eval.path": f"{tmp_path / 'a' / 'gsm'}, {tmp_path / 'b' / 'gsm'}"})
+    with pytest.raises(InputError, match=r"eval\.path: two sets are called 'gsm'; allowed: "):
+        plan.plan(run, sources.read_model_config("embedded"))
+    with pytest.raises(InputError, match=r"eval\.path: '/nowhere' holds no data set"):
+        plan.plan(changed({"eval.path": "/nowhere"}), sources.read_model_config("embedded"))
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser/x", "x" * 5000, "a\0b"])
+def test_what_is_no_path_is_said(path: str) -> None:
+    with pytest.raises(InputError, match=r"model\.path: .* is not a path .*; allowed"):
+        sources.model_folder(path)
+    with pytest.raises(InputError, match=r"data\.path: .* is not a path .*; allowed"):
+        catalogue.read_data_set(path)

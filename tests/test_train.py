@@ -143,6 +143,14 @@ def test_fixed_lag_resumes_to_the_same_numbers(tmp_path, model_folder):
     before = (tmp_path / "parts" / "metrics.jsonl").read_text()
     run(tmp_path / "parts", model_folder, **settings)
     assert (tmp_path / "parts" / "metrics.jsonl").read_text() == before  # nothing left to do changes nothing
+    # A stop that came before the last evaluation leaves it to be made, with the update's own numbers kept.
+    *lines, last = before.splitlines()
+    unjudged = {k: v for k, v in json.loads(last).items() if not k.startswith("eval/")}
+    (tmp_path / "parts" / "metrics.jsonl").write_text("\n".join([*lines, json.dumps(unjudged)]) + "\n")
+    run(tmp_path / "parts", model_folder, **settings)
+    assert [json.loads(line) for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()] == [
+        json.loads(line) for line in before.splitlines()
+    ]
 
 
 def test_recomputed_denominator_takes_the_weights_that_sampled(tmp_path, model_folder):

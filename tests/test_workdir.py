@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_sat import workdir
 from jaxrl_sat.types import InputError
+from jaxrl_sat.workdir import check_layout
 
 
 def test_second_process_is_refused(tmp_path):
@@ -45,3 +46,17 @@ def test_config_that_no_run_wrote_is_never_written_over(tmp_path, text):
 def test_checkpoints_without_their_config_are_refused(tmp_path):
     with pytest.raises(InputError, match="has checkpoints but no config"):
         workdir.check_same_run(tmp_path, {"seed": 1}, resumes=True)
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "rollouts", "checkpoints_unreadable"])
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, name):
+    (tmp_path / name).write_text("")
+    with pytest.raises(InputError, match=f"--workdir: .*{name} is not a folder; allowed"):
+        check_layout(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "curves.png"])
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=f"--workdir: .*{name} is not a file; allowed"):
+        check_layout(tmp_path)

@@ -17,21 +17,21 @@ from jaxrl_sat.data.tokenizer import Tokenizer
 from jaxrl_sat.types import InputError, Prompt, reading
 
 
-def _open(path: str, split: str) -> tuple[Any, Path]:
+def _open(path: str, split: str, key: str) -> tuple[Any, Path]:
     """The random-access source of one split, and the folder it lies in."""
-    folder = read_data_set(path).folder or prepare()
+    folder = read_data_set(path, key).folder or prepare()
     try:
         builder: Any = tfds.builder_from_directory(folder)
     except Exception as error:
-        raise InputError(f"data.path {path} is not a readable TFDS data set: {' '.join(str(error).split())}") from error
+        raise InputError(f"{key} {path} is not a readable TFDS data set: {' '.join(str(error).split())}") from error
     fields = set(builder.info.features or ())
     if missing := {"prompt", "answer"} - fields:
-        raise InputError(f"data.path {path} has no feature {sorted(missing)[0]!r}, only {', '.join(sorted(fields))}")
+        raise InputError(f"{key} {path} has no feature {sorted(missing)[0]!r}, only {', '.join(sorted(fields))}")
     if split not in builder.info.splits:
-        raise InputError(f"data.path {path} has no split {split!r}, only {', '.join(sorted(builder.info.splits))}")
+        raise InputError(f"{key} {path} has no split {split!r}, only {', '.join(sorted(builder.info.splits))}")
     if builder.info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
-        raise InputError(f"data.path {path} is stored as {builder.info.file_format.value}; it must be array_record")
-    with reading(f"data.path {path}"):
+        raise InputError(f"{key} {path} is stored as {builder.info.file_format.value}; it must be array_record")
+    with reading(f"{key} {path}"):
         return builder.as_data_source(split=split), folder
 
 
@@ -58,8 +58,9 @@ class PromptLoader:
         max_prompt_tokens: int,
         process_index: int = 0,
         process_count: int = 1,
+        key: str = "data.path",
     ):
-        """Open the set; "arithmetic" builds the embedded one first if need be.
+        """Open the set; "arithmetic" builds the embedded one first if need be. `key` is what gave the path.
 
         Raises InputError for a set that cannot be used, for blocks that do not divide among the processes, and for any
         prompt of the split over `max_prompt_tokens`: now, not in the middle of the run.
@@ -73,11 +74,11 @@ class PromptLoader:
             raise InputError(f"process {process_index} is outside 0..{process_count - 1}")
         self._tokenizer = tokenizer
         self._limit = max_prompt_tokens
-        self._source, self.folder = _open(os.fspath(path), split)
+        self._source, self.folder = _open(os.fspath(path), split, key)
         self._per_process = prompts_per_update // process_count
         if not len(self._source):
-            raise InputError(f"data.path {path}: split {split!r} is empty")
-        with reading(f"data.path {path}"):
+            raise InputError(f"{key} {path}: split {split!r} is empty")
+        with reading(f"{key} {path}"):
             self._check_lengths()
         order = grain.MapDataset.range(len(self._source)).seed(seed).shuffle().repeat()
         self._mine: Any = order[process_index::process_count]
@@ -117,5 +118,6 @@ class PromptLoader:
         for start in range(0, len(self), chunk):
             ids = list(range(start, min(start + chunk, len(self))))
             for index, record in zip(ids, self._source.__getitems__(ids), strict=True):
-                if len(self._render(record).encode("utf-8")) > self._limit:
+                rendered = self._render(record)
+                if not rendered or len(rendered.encode("utf-8")) > self._limit:
                     self._prompt(index, record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,8 @@ def token_statistics(
     batch, length, width = hidden.shape
     rows = batch * length
     none = jnp.zeros((batch, length, 0), jnp.int32)
-    nucleus_ids, topk_ids = (none if ids is None else ids for ids in (nucleus_ids, topk_ids))
+    nucleus_ids = none if nucleus_ids is None else nucleus_ids
+    topk_ids = none if topk_ids is None else topk_ids
     live = 1 + nucleus_ids.shape[-1]
     ids = jnp.concatenate([targets[..., None], nucleus_ids, topk_ids], -1).reshape(rows, -1).astype(jnp.int32)
     scale = jax.lax.stop_gradient(1.0 / jnp.asarray(temperature, jnp.float32))
@@ -94,8 +95,7 @@ def _run(body, count: int, carry):
     return body(jnp.int32(0), carry) if count == 1 else jax.lax.fori_loop(0, count, body, carry)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _statistics(hidden: Array, weight: Array, ids: Array, scale: Array, live: int) -> tuple[Array, Array, Array]:
+def _primal(hidden: Array, weight: Array, ids: Array, scale: Array, live: int) -> tuple[Array, Array, Array]:
     return _statistics_fwd(hidden, weight, ids, scale, live)[0]
 
 
@@ -157,4 +157,5 @@ def _statistics_bwd(live: int, saved, cotangents):
     return d_hidden.astype(hidden.dtype), d_weight.astype(weight.dtype), None, None
 
 
+_statistics: Any = jax.custom_vjp(_primal, nondiff_argnums=(4,))
 _statistics.defvjp(_statistics_fwd, _statistics_bwd)
