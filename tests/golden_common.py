@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,33 @@ import numpy as np
 from jaxrl_sat import objectives as obj
 
 Evaluator = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
+
+ROWS, LENGTH, CHOICES = 12, 10, 12
+"""Masked cases are computed at this shape [N, T, K] or multiples: operations compile one by one, once a shape."""
+PADDING = {"topk_ids": -1}
+"""What an input is padded with, 0 where it is not listed; `segment_ids` say which positions are a case's own."""
+
+
+def at_common_shape(evaluator: Evaluator) -> Evaluator:
+    """`evaluator` on inputs padded to the common shape, its outputs cut back to the case's own."""
+
+    @functools.wraps(evaluator)
+    def evaluate(inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+        rows, length = np.shape(inputs["mask"])
+        norm = float(length if params.get("norm") is None else params["norm"])  # None: the case's row, not the padded
+        given = {**inputs, "segment_ids": np.ones((rows, length))}
+        got = evaluator({name: _padded(name, values) for name, values in given.items()}, {**params, "norm": norm})
+        return jax.tree.map(lambda x: np.asarray(x)[(slice(rows), slice(length))[: np.ndim(x)]], got)
+
+    return evaluate
+
+
+def _padded(name: str, values: Any) -> Any:
+    if np.ndim(values) == 0:
+        return values
+    given = np.asarray(values, np.float64)
+    gaps = [(0, -size % unit) for size, unit in zip(given.shape, (ROWS, LENGTH, CHOICES), strict=False)]
+    return np.pad(given, gaps, constant_values=PADDING.get(name, 0))
 
 
 def floats(values: Any) -> jax.Array:
@@ -29,6 +57,7 @@ def evidence_of(inputs: dict[str, Any]) -> obj.Evidence:
         logp_old=floats(inputs["logp_old"]) if "logp_old" in inputs else None,
         logp_ref=floats(inputs["logp_ref"]) if "logp_ref" in inputs else None,
         entropy=floats(inputs["entropy"]) if "entropy" in inputs else None,
+        segment_ids=jnp.asarray(inputs["segment_ids"], int) if "segment_ids" in inputs else None,
     )
 
 

@@ -31,7 +31,7 @@ from jaxrl_sat.objectives.softmax import full_divergence
 from jaxrl_sat.objectives.support import Support
 from jaxrl_sat.objectives.surrogate import Clip
 from jaxrl_sat.objectives.unclipped import Linear
-from tests.golden_common import Evaluator, evidence_of, floats, loss_and_grad, renamed
+from tests.golden_common import Evaluator, at_common_shape, evidence_of, floats, loss_and_grad, renamed
 
 SURROGATE = {"clip_times_mask": Clip, "mask_only": Linear}
 DIVERGENCE = {"kl": support_kl, "tv": support_tv}
@@ -88,10 +88,12 @@ def _share(flags: Bool[Array, "N T"], t: Terms) -> Float[Array, ""]:
     return obj.normalise(*mean_over(flags, t.evidence.mask, t.ratio.dtype))
 
 
+@at_common_shape
 def _dppo_tv(inputs: dict, params: dict) -> dict:
     return _loss(_objective(DivergenceMask(support_tv, top_k=False), params), evidence_of(inputs))[0]
 
 
+@at_common_shape
 def _dppo_binary_kl(inputs: dict, params: dict) -> dict:
     direction = PredictiveKl() if params["predictive"] else RatioDirection()
     made = _objective(DivergenceMask(support_kl, direction, top_k=False), params)
@@ -99,6 +101,7 @@ def _dppo_binary_kl(inputs: dict, params: dict) -> dict:
     return {**got, "Ddot": jnp.where(t.evidence.mask, kl_direction(support).total, 0)}
 
 
+@at_common_shape
 def _dppo_top_k(inputs: dict, params: dict) -> dict:
     kind = params["divergence"]
     made = _objective(DivergenceMask(DIVERGENCE[kind], DIRECTION[params["direction"]][kind]), params)

@@ -13,7 +13,7 @@ from jaxrl_sat.model.moe import gates
 from jaxrl_sat.objectives import evidence as ev
 from jaxrl_sat.objectives import kernel, quantile
 from jaxrl_sat.pipeline import staleness
-from tests.golden_common import Evaluator, evidence_of, floats, loss_and_grad
+from tests.golden_common import Evaluator, at_common_shape, evidence_of, floats, loss_and_grad
 from tests.golden_losses import objective_of
 
 
@@ -37,13 +37,13 @@ def _group_advantage(inputs: dict, params: dict) -> dict:
     return {"adv": obj.group_normalised(floats(inputs["rewards"]), jnp.asarray(groups, int), len(names), **params)}
 
 
+@at_common_shape
 def _kl_penalty(inputs: dict, params: dict) -> dict:
     limits = (params["log_ratio_max"], params["value_clamp"], params.get("kl_level", "token"))
     reduce = obj.Reduce(params["agg"], params.get("norm"), params.get("count_empty", False))
     return _kl_loss(reduce, params["kind"], params["coef"], limits, evidence_of(inputs))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _kl_loss(reduce: obj.Reduce, kind: str, coef: float, limits: tuple, evidence: obj.Evidence) -> dict:
     plain = obj.kl_regulariser(evidence, 1.0, kind, reduce, *limits)
     common, _ = loss_and_grad(lambda e: (obj.kl_regulariser(e, coef, kind, reduce, *limits), None), evidence)
@@ -73,6 +73,7 @@ def _total_loss(
     }
 
 
+@at_common_shape
 def _diagnostics(inputs: dict, params: dict) -> dict:
     evidence = evidence_of(inputs)
     limits = (params["dev_low"], params["dev_high"], params["low_prob"], params["log_ratio_max"])
@@ -95,6 +96,7 @@ def _diagnostics(inputs: dict, params: dict) -> dict:
     return {**{k: got[f"staleness/{v}"] for k, v in names.items()}, **counts}
 
 
+@at_common_shape
 def _log_ratio_split(inputs: dict, params: dict) -> dict:
     got = obj.finalise(obj.staleness_split(evidence_of(inputs)))
     names = {"mean_abs_policy": "abs_policy_mean", "mean_abs_impl": "abs_impl_mean"}

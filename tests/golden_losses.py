@@ -16,7 +16,7 @@ from jaxrl_sat.objectives.metrics import mean_over
 from jaxrl_sat.objectives.policy_loss import Terms, reduce_terms
 from jaxrl_sat.objectives.radii import SatRadii
 from jaxrl_sat.objectives.segments import segment_any
-from tests.golden_common import Evaluator, evidence_of, loss_and_grad, renamed
+from tests.golden_common import Evaluator, at_common_shape, evidence_of, loss_and_grad, renamed
 
 More = Callable[[obj.PolicyLoss, Terms], dict[str, Any]]
 
@@ -133,13 +133,14 @@ def _seqclip(made: obj.PolicyLoss, t: Terms) -> dict[str, Any]:
 
 
 def _recipe(name: str, more: More | None = None) -> Evaluator:
-    return lambda inputs, params: clipped_loss(objective_of(name, params), evidence_of(inputs), more)
+    return at_common_shape(lambda inputs, params: clipped_loss(objective_of(name, params), evidence_of(inputs), more))
 
 
+@at_common_shape
 def _sat_grpo_turn(inputs: dict, params: dict) -> dict:
     made = objective_of("sat_grpo", params)
     by_turn = dataclasses.replace(made, radii=dataclasses.replace(cast(SatRadii, made.radii), by_turn=True))
-    turns = np.asarray(inputs["turn_ids"])
+    turns = np.asarray(inputs["turn_ids"], int)
     evidence = dataclasses.replace(
         evidence_of(inputs), turn_ids=jnp.asarray(turns, int), num_turns=max(int(turns.max()) + 1, 1)
     )

@@ -174,17 +174,15 @@ def test_scope_update_does_not_depend_on_microbatches(params) -> None:
     rows = batch.tokens.shape[0]
     assert rows >= 4
     found = {}
-    for scope in ("update", "microbatch"):
-        for size in (2, rows):
-            objective = RECIPES["sat_grpo"](scope=scope, quantile="0.8")
-            found[scope, size] = loss_and_metrics(params, batch, settings(objective, size))
+    for scope, size in (("update", 2), ("update", rows), ("microbatch", 2)):
+        objective = RECIPES["sat_grpo"](scope=scope, quantile="0.8")
+        found[scope, size] = loss_and_metrics(params, batch, settings(objective, size))
     for cut, whole in zip(
         jax.tree.leaves(found["update", 2][:2]), jax.tree.leaves(found["update", rows][:2]), strict=True
     ):
         np.testing.assert_allclose(cut, whole, rtol=1e-5, atol=1e-6)
     q = {key: float(total / count) for key, (_, _, (total, count)) in found.items()}
     assert q["update", 2] == pytest.approx(q["update", rows], rel=1e-6)
-    assert q["update", rows] == pytest.approx(q["microbatch", rows], rel=1e-6)
     assert abs(q["microbatch", 2] - q["update", 2]) > 1e-4
 
 

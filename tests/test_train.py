@@ -116,6 +116,7 @@ def test_run_leaves_what_the_design_names(tmp_path, model_folder):
     assert all(r["lag"] == [1, 1] for r in rollouts)
 
 
+@pytest.mark.slow
 def test_one_device_trains_and_samples_in_turns_to_the_same_numbers(tmp_path, model_folder, monkeypatch):
     settings = {"pipeline__mode": "fixed", "pipeline__lag": 1, "updates": 3}
     two = run(tmp_path / "two", model_folder, **settings)
@@ -190,6 +191,7 @@ def read_lines(folder: Path) -> list[str]:
     return (folder / "metrics.jsonl").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_stop_before_the_first_update_is_not_begun(tmp_path, model_folder, monkeypatch):
     monkeypatch.setattr(train.StopSignal, "requested", property(lambda _: True, lambda *_: None), raising=False)
     run(tmp_path, model_folder, updates=1)
@@ -197,6 +199,7 @@ def test_stop_before_the_first_update_is_not_begun(tmp_path, model_folder, monke
     assert [r["step"] for r in run(tmp_path, model_folder, updates=1)] == [0, 1]
 
 
+@pytest.mark.slow
 def test_kill_at_any_moment_goes_on_from_the_last_checkpoint(tmp_path, model_folder):
     changes = SMALL | {"model.path": str(model_folder), "checkpoint.every": 1, "eval.every": 0, "updates": 1000}
     flags = [f"--config.{key}={value}" for key, value in changes.items()]

@@ -180,6 +180,7 @@ print(len(loader.batch(0)), "tensorflow" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_two_processes_prepare_at_once(tmp_path):
     command = [sys.executable, "-c", PREPARE, str(tmp_path)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

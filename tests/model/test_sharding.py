@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_sat.model import decode, forward, init_cache, param_axes, token_statistics, unstack
@@ -20,6 +21,7 @@ def place(params, config, mesh):
     return jax.tree.map(put, params, param_axes(config))
 
 
+@pytest.mark.slow
 def test_loss_and_gradient_do_not_depend_on_the_sharding() -> None:
     config, params = tiny(vocab_size=24)
     tokens = random_tokens(config, 4, 8)

@@ -42,8 +42,8 @@ def test_the_predicted_sign_is_that_of_the_change(
         verdict = mask.judge(mask.support(evidence), evidence.advantages, log_ratio)
     eta, mu, pi = 1e-3, pair.mu, pair.pi
     for n, t in np.ndindex(FEW):
-        k, r = sampled[n, t], np.exp(log_ratio[n, t])
-        moved = logit_step(pi[n, t], k, eta * a[n, t] * r)
+        k, r = int(sampled[n, t]), np.exp(log_ratio[n, t])
+        moved = logit_step(pi[n, t], k, float(eta * a[n, t] * r))
         before, after = kl(mu[n, t], pi[n, t]), kl(mu[n, t], moved)
         np.testing.assert_allclose(verdict.divergence[n, t], before, atol=1e-9)
         slope = a[n, t] * float(verdict.direction[n, t])

@@ -9,7 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_sat.objectives import RECIPES, PolicyLoss, make_evidence, needs_recomputed, policy_loss, terms, total_loss
+from jaxrl_sat.objectives import (
+    RECIPES,
+    Evidence,
+    PolicyLoss,
+    combine,
+    finalise,
+    make_evidence,
+    needs_recomputed,
+    normalise,
+    policy_loss,
+    terms,
+    total_loss,
+)
 from jaxrl_sat.objectives.radii import SatRadii
 from tests.objectives.helpers import random_evidence, value_and_grad
 
@@ -49,7 +61,7 @@ def test_sat_off_is_the_base_objective_bitwise(sat: str, base: str) -> None:
 
 def test_sat_contracts_ppo() -> None:
     """SPEC 6.8.1-2: intervals nested, S no larger, gradients differ exactly on the newly clipped bands."""
-    evidence = random_evidence(3, rows=8, length=16, spread=0.06)
+    evidence = random_evidence(3, spread=0.06)
     sat, ppo = terms(RECIPES["sat_grpo"](quantile=0.8), evidence), terms(RECIPES["ppo"](), evidence)
     assert np.all(sat.region.low <= ppo.region.low) and np.all(sat.region.high <= ppo.region.high)
     assert np.all(sat.surrogate <= ppo.surrogate)
@@ -76,25 +88,30 @@ def test_cut_off_of_sat() -> None:
         assert abs(float(d[0, np.flatnonzero(kept).max()]) - cut) < 2e-4, q
 
 
+def first_row(logp, logp_mu, advantages) -> Evidence:
+    """A few active tokens at the front of evidence of the usual shape, for which the operations are compiled."""
+    rows = [np.zeros((4, 12)) for _ in range(4)]
+    for row, values in zip(rows, (logp, logp_mu, advantages, np.ones(len(logp))), strict=True):
+        row[0, : len(values)] = values
+    x, mu, a = (jnp.asarray(row, float) for row in rows[:3])
+    return make_evidence(x, mu, a, jnp.asarray(rows[3], bool))
+
+
 def test_pull_back_survives_overflow() -> None:
     """|d| > 20: finite value and gradient, the converging token keeps -A r, the diverging one is clipped."""
-    logp_mu = jnp.full((1, 4), -200.0)
-    logp = jnp.asarray([[0.0, 0.0, -400.0, -400.0]])
-    a = jnp.asarray([[-1.0, 1.0, 1.0, -1.0]])
-    evidence = make_evidence(logp, logp_mu, a, jnp.ones((1, 4), bool))
+    evidence = first_row([0.0, 0.0, -400.0, -400.0], [-200.0] * 4, [-1.0, 1.0, 1.0, -1.0])
     loss, grad = value_and_grad(RECIPES["ppo"](aggregation="token-sum"), evidence)
     ceiling = np.exp(np.float32(20))
     np.testing.assert_allclose(loss, ceiling - 1.2 - 0.0 + 0.8, rtol=1e-6)
-    np.testing.assert_allclose(grad[0], [ceiling, 0, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(grad[0, :4], [ceiling, 0, 0, 0], rtol=1e-6)
 
 
 def test_endpoint_is_kept() -> None:
     """r exactly at 1 + eps or 1 - eps is kept with its whole gradient."""
-    logp = jnp.log(jnp.asarray([[1.5, 0.5]]))
-    objective = RECIPES["ppo"](eps_low=0.5, eps_high=float(jnp.exp(logp[0, 0]) - 1), aggregation="token-sum")
-    evidence = make_evidence(logp, jnp.zeros((1, 2)), jnp.asarray([[1.0, -1.0]]), jnp.ones((1, 2), bool))
-    assert np.all(terms(objective, evidence).keep)
-    np.testing.assert_allclose(value_and_grad(objective, evidence)[1], [[-1.5, 0.5]], rtol=1e-6)
+    evidence = first_row(np.log([1.5, 0.5]), [0.0, 0.0], [1.0, -1.0])
+    objective = RECIPES["ppo"](eps_low=0.5, eps_high=float(jnp.exp(evidence.logp)[0, 0] - 1), aggregation="token-sum")
+    assert np.all(terms(objective, evidence).keep[0, :2])
+    np.testing.assert_allclose(value_and_grad(objective, evidence)[1][0, :2], [-1.5, 0.5], rtol=1e-6)
 
 
 def test_nonfinite_active_tokens_are_dropped_and_counted() -> None:
@@ -180,3 +197,32 @@ def test_shapes_are_asserted_at_entry() -> None:
     evidence = random_evidence(10)
     with pytest.raises(ValueError, match=r"evidence.entropy has shape \(4, 3\)"):
         policy_loss(RECIPES["ppo"](), dataclasses.replace(evidence, entropy=evidence.entropy[:, :3]))
+
+
+def test_sat_q_is_a_mean_over_microbatches_with_tokens() -> None:
+    some, empty = random_evidence(2), random_evidence(3)
+    empty = dataclasses.replace(empty, mask=jnp.zeros_like(empty.mask))
+    a, b = (policy_loss(RECIPES["sat_grpo"](), e).metrics for e in (some, empty))
+    assert finalise(combine(a, b))["sat/q"] == finalise(a)["sat/q"] > 0
+
+
+def test_nothing_active_is_zero() -> None:
+    empty = random_evidence(4)
+    empty = dataclasses.replace(empty, mask=jnp.zeros_like(empty.mask))
+    for name in RECIPES:
+        loss, grad = value_and_grad(RECIPES[name](), empty)
+        assert loss == 0 and not np.any(grad)
+    assert all(v == 0 for v in finalise(total_loss(RECIPES["sat_gspo"](), empty).metrics).values())
+
+
+def test_a_broken_reference_leaves_the_policy_term_alone() -> None:
+    """Each term is a mean over its own active tokens."""
+    evidence = random_evidence(5)
+    broken = dataclasses.replace(evidence, logp_ref=evidence.logp_ref.at[0, 0].set(jnp.nan))
+    ppo = RECIPES["ppo"]()
+    out, policy = total_loss(ppo, broken, kl_coef=0.5, kl_kind="k2"), policy_loss(ppo, broken)
+    x = np.asarray(evidence.logp_ref - evidence.logp)
+    own = np.asarray(evidence.mask).copy()
+    own[0, 0] = False
+    want = float(normalise(policy.loss_sum, policy.count)) + 0.5 * np.mean(x[own] ** 2 / 2)
+    np.testing.assert_allclose(normalise(out.loss_sum, out.count), want, rtol=1e-5)

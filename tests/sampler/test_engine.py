@@ -39,6 +39,7 @@ def weights(engine: RolloutEngine) -> Weights:
     return engine.load_params(tiny.params(), 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [CUT_BY_TENSOR, CUT_BY_EXPERT])
 def test_cut_over_a_mesh_the_rollouts_are_the_same(cut, engine, weights):
     shape, axes = cut

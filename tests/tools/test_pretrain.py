@@ -160,6 +160,7 @@ def test_greedy_sampling_takes_the_most_likely_token_of_the_whole_forward_pass(t
         assert found[row] == predicted[row, lengths[row] - 1 :][:steps].tolist()
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_a_model_and_says_how_good_it_is(capsys, tmp_path):
     given = ["--steps", "2", "--careless-steps", "1", "--batch", "8", "--hidden-size", "16", "--problems", "20"]
     assert pretrain.main(["--out", str(tmp_path), *given]) == 0
