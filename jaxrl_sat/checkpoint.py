@@ -25,8 +25,6 @@ class Checkpointer:
     """Saves in the background, keeps the newest `keep`, restores into given shardings."""
 
     def __init__(self, folder: Path, keep: int):
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"--workdir: {folder} is not a folder; allowed: a work folder of its own")
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
         self._sums = folder.with_name("checkpoint_sums.json")
@@ -68,12 +66,14 @@ class Checkpointer:
         assert refused is not None
         raise refused
 
+    def _folder(self, step: int) -> Path:
+        return Path(self._manager.directory) / str(step)
+
     def _move_aside(self, steps: list[int]) -> None:
-        folder = Path(self._manager.directory)
+        aside = Path(self._manager.directory).with_name("checkpoints_unreadable")
         for step in steps:
-            aside = folder.with_name("checkpoints_unreadable")
             aside.mkdir(exist_ok=True)
-            (folder / str(step)).replace(aside / f"{step}_{time.time_ns()}")
+            self._folder(step).replace(aside / f"{step}_{time.time_ns()}")
             print(f"checkpoint {step} cannot be read and was moved to {aside}; an older one is used", file=sys.stderr)
         if steps:
             self._manager.reload()
@@ -83,7 +83,7 @@ class Checkpointer:
         wanted = [v for v in needed if v != step]
         items = {"state": ocp.args.StandardRestore(abstract)}
         items |= {f"version_{v}": ocp.args.StandardRestore(abstract.params) for v in wanted}
-        lacking = [name for name in items if not (Path(self._manager.directory) / str(step) / name).is_dir()]
+        lacking = [name for name in items if not (self._folder(step) / name).is_dir()]
         try:
             if lacking:  # Orbax would start on the others first, and leave them unfinished
                 raise ValueError(f"it holds no {lacking[0]}")
@@ -124,7 +124,7 @@ class Checkpointer:
 
     def _sum_up(self, step: int) -> dict[str, int]:
         """CRC-32 of each file of a checkpoint, by its name inside."""
-        folder = Path(self._manager.directory) / str(step)
+        folder = self._folder(step)
         return {str(file.relative_to(folder)): _crc32(file) for file in sorted(folder.rglob("*")) if file.is_file()}
 
     def _check_sums(self, step: int) -> None:

@@ -243,17 +243,16 @@ def make_objective(config: RunConfig) -> PolicyLoss:
     return dataclasses.replace(made, reduce=dataclasses.replace(made.reduce, norm=norm))
 
 
-def records_read(config: RunConfig) -> Records:
+def records_read(config: RunConfig, objective: PolicyLoss) -> Records:
     """Which of the sampler's records this run's learner needs."""
     return Records(
-        topk=needs_topk(make_objective(config)) or config.log.direction_every > 0,
+        topk=needs_topk(objective) or config.log.direction_every > 0,
         nucleus=config.learner.replay_top_p and config.sampler.top_p < 1,
     )
 
 
-def extra_forwards(config: RunConfig, analysed: bool) -> dict[str, int]:
+def extra_forwards(config: RunConfig, objective: PolicyLoss, analysed: bool) -> dict[str, int]:
     """Forward passes beside the gradient's own, by what asks for them, of an update, analysed for direction or not."""
-    objective = make_objective(config)
     return {
         "reference policy": int(config.loss.kl_coef > 0),
         "reference scale of the whole update": int(needs_first_pass(objective)),

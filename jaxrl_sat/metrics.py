@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
@@ -26,31 +26,29 @@ def replace_file(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def cut_back(path: Path, step: int) -> None:
-    """Keep the lines of updates up to `step`; torn lines and everything later go. No file is no lines."""
-    kept = []
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each whole line with what it holds; torn lines are left out. No file is no lines."""
     for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
         try:
             record = json.loads(line)
         except json.JSONDecodeError:
             continue
-        done = record.get("step") if isinstance(record, dict) else None
-        if isinstance(done, int) and done <= step:
-            kept.append(line + "\n")
-    replace_file(path, "".join(kept))
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            yield line, record
+
+
+def cut_back(path: Path, step: int) -> None:
+    """Keep the lines of updates up to `step`; torn lines and everything later go. No file is no lines."""
+    replace_file(path, "".join(line + "\n" for line, record in _records(path) if record["step"] <= step))
 
 
 def written(path: Path, step: int) -> dict[str, float]:
-    """The metrics in the line of `step`, null as NaN; nothing where there is no such line."""
-    found: dict[str, float] = {}
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(record, dict) and record.pop("step", None) == step:
-            found = {name: float("nan") if value is None else value for name, value in record.items()}
-    return found
+    """The metrics in the (last) line of `step`, null as NaN; nothing where there is no such line."""
+    found: dict[str, Any] = {}
+    for _, record in _records(path):
+        if record["step"] == step:
+            found = {name: value for name, value in record.items() if name != "step"}
+    return {name: float("nan") if value is None else value for name, value in found.items()}
 
 
 @runtime_checkable

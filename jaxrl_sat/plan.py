@@ -19,7 +19,7 @@ from jaxrl_sat import config as config_lib
 from jaxrl_sat import mesh, model, sources
 from jaxrl_sat.config import RunConfig
 from jaxrl_sat.data import catalogue, packing
-from jaxrl_sat.objectives import ADVANTAGES, overlong_shaping
+from jaxrl_sat.objectives import ADVANTAGES, PolicyLoss, overlong_shaping
 from jaxrl_sat.pipeline import lag, requests
 from jaxrl_sat.schedule import due
 from jaxrl_sat.types import Prompt
@@ -137,15 +137,17 @@ def _learner(config: RunConfig, model_config: model.ModelConfig) -> dict[str, An
         "tokens a microbatch": config.learner.microbatch_rows * config.learner.row_tokens,
         "responses a row at most": packing.segments_per_row(config.learner.row_tokens),
         "objective": str(objective),
-        "records it reads": _records(config),
+        "records it reads": _records(config, objective),
         "advantage of the only right answer of a group": round(float(advantages[0]), 4),
         "added to the reward of the longest response": float(shaping[0]),
-        "extra forward passes an update at most": config_lib.extra_forwards(config, config.log.direction_every > 0),
+        "extra forward passes an update at most": config_lib.extra_forwards(
+            config, objective, config.log.direction_every > 0
+        ),
     }
 
 
-def _records(config: RunConfig) -> str:
-    records = config_lib.records_read(config)
+def _records(config: RunConfig, objective: PolicyLoss) -> str:
+    records = config_lib.records_read(config, objective)
     read = {"behaviour log-probs": True, "top-K log-probs": records.topk, "nucleus": records.nucleus}
     read |= {"expert ids": config.learner.replay}
     return ", ".join(name for name, used in read.items() if used)

@@ -38,7 +38,7 @@ from jaxrl_sat.report import curves
 from jaxrl_sat.schedule import due
 from jaxrl_sat.step import StepSettings
 from jaxrl_sat.types import Batch, InputError, Params, Prompt, Request, Rollout, SamplingParams, TrainState
-from jaxrl_sat.workdir import check_layout, check_same_run, claimed, record_config
+from jaxrl_sat.workdir import check_same_run, claimed, record_config
 
 
 class StopSignal:
@@ -217,21 +217,21 @@ def learn(
     run: Run, state: TrainState, rollouts: list[Rollout], scores: np.ndarray, measure_direction: bool
 ) -> tuple[TrainState, dict[str, float], np.ndarray]:
     """One update on `rollouts`: the new state, its metrics, and the advantages used."""
-    config = run.config
+    config, objective = run.config, run.learner.settings.objective
     advantage = advantages(config, rollouts, scores)
     rows = (config.learner.row_tokens, config.learner.microbatch_rows)
-    packed = packing.pack(rollouts, advantage, *rows, config_lib.records_read(config))
+    packed = packing.pack(rollouts, advantage, *rows, config_lib.records_read(config, objective))
     staleness = int(state.step) - packed.versions[packed.mask]
     batch = run.learner.place(packed)
     logp_old = batch.behaviour_logp
-    if needs_recomputed(run.learner.settings.objective):
+    if needs_recomputed(objective):
         logp_old = run.learner.logp_old(batch, _sampled_by(run, packed))
     new, report = run.learner.step(state, run.ref_params, batch, logp_old)
     if measure_direction:
         report = report | run.learner.direction(state.params, new.params, batch)
     values = {name: float(value) for name, value in jax.device_get(report).items()}
     values |= {"staleness/lag_mean": float(staleness.mean()), "staleness/lag_max": float(staleness.max())}
-    values["train/extra_forwards"] = sum(config_lib.extra_forwards(config, measure_direction).values())
+    values["train/extra_forwards"] = sum(config_lib.extra_forwards(config, objective, measure_direction).values())
     return new, values, advantage
 
 
@@ -350,7 +350,6 @@ def run(config: RunConfig, folder: Path) -> None:
     """
     stop = StopSignal()
     with claimed(folder), stop.watching(), contextlib.closing(_checkpointer(config, folder)) as checkpoints:
-        check_layout(folder)
         resolved = config_lib.to_dict(config)
         check_same_run(folder, resolved, resumes=checkpoints.latest() is not None)
         built, state = build(config, folder, checkpoints)

@@ -18,7 +18,7 @@ MAY_CHANGE = ("updates", "eval", "checkpoint", "log")
 
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process. Raises `InputError` if it cannot be written or another run holds it."""
+    """Hold the folder for this process. Raises `InputError` if it cannot be written, is another run's, or is none."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("a")
@@ -29,6 +29,7 @@ def claimed(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise InputError(f"--workdir: {folder} is in use by another run; allowed: a folder of its own") from error
+        check_layout(folder)
         yield
 
 

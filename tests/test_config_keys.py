@@ -13,7 +13,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from jaxrl_sat import mesh, model, optim, plan, schema, sources, train
-from jaxrl_sat.config import RunConfig, from_config_dict, records_read
+from jaxrl_sat.config import RunConfig, from_config_dict, make_objective, records_read
 from jaxrl_sat.learner import Learner
 from jaxrl_sat.objectives import make_evidence, normalise, policy_loss
 from jaxrl_sat.types import Batch, RouterTrace, TrainState
@@ -185,7 +185,7 @@ def lowered_step(config: RunConfig) -> str:
 def abstract_batch(config: RunConfig, model_config: model.ModelConfig) -> Batch:
     shape = (config.learner.microbatch_rows, config.learner.row_tokens)
     array = functools.partial(jax.ShapeDtypeStruct, shape)
-    topk = config.sampler.topk if records_read(config).topk else 0
+    topk = config.sampler.topk if records_read(config, make_objective(config)).topk else 0
     experts = (model_config.num_sparse_layers, *shape, model_config.num_experts_per_tok)
     return Batch(
         tokens=array(jnp.int32),

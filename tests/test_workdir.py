@@ -48,11 +48,13 @@ def test_checkpoints_without_their_config_are_refused(tmp_path):
         workdir.check_same_run(tmp_path, {"seed": 1}, resumes=True)
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "rollouts", "checkpoints_unreadable"])
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "rollouts", "checkpoints_unreadable"])
 def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, name):
     (tmp_path / name).write_text("")
     with pytest.raises(InputError, match=f"--workdir: .*{name} is not a folder; allowed"):
         check_layout(tmp_path)
+    with pytest.raises(InputError, match=f"{name} is not a folder"), workdir.claimed(tmp_path):
+        raise AssertionError("claimed")
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "curves.png"])

@@ -13,7 +13,7 @@ from jaxrl_sat.objectives.metrics import Metrics, mean_over
 from jaxrl_sat.objectives.policy_loss import LossOut
 from jaxrl_sat.objectives.ratio import LOG_RATIO_MAX, check_choice
 from jaxrl_sat.objectives.reduce import Reduce
-from jaxrl_sat.objectives.segments import active_lengths, segment_sum, spread
+from jaxrl_sat.objectives.segments import segment_mean, spread
 
 KlKind = Literal["k1", "k2", "k3", "low_var_kl"]
 KlLevel = Literal["token", "sequence"]
@@ -71,7 +71,7 @@ def kl_regulariser(
     clean, n_nonfinite = sanitise(evidence, ("logp", "logp_ref"))
     logp, logp_ref = clean.logp, clean.logp_ref
     if level == "sequence":
-        mean = segment_sum(logp - logp_ref, clean) / jnp.maximum(active_lengths(clean), 1)
+        mean = segment_mean(logp - logp_ref, clean)
         logp, logp_ref = jnp.where(clean.mask, spread(mean, clean), 0), jnp.zeros_like(logp)
     estimate, keep = kl_estimate(logp, logp_ref, kind, log_ratio_max, value_max)
     per_token = coef * estimate

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxrl_sat.objectives.evidence import Evidence
-from jaxrl_sat.objectives.segments import active_lengths, segment_sum, spread
+from jaxrl_sat.objectives.segments import segment_mean, spread
 from jaxrl_sat.types import InputError
 
 # Signatures take these as `str`: a wrong name from a config is refused with an InputError that lists the right ones.
@@ -85,8 +85,7 @@ class SequenceRatio:
 
 def mean_log_ratio(evidence: Evidence, denominator: str = "behaviour") -> Float[Array, "N S"]:
     """(1/T_b) sum_t d_{b,t} of each response (clean evidence); 0, so rho = 1, where a response has no active token."""
-    total = segment_sum(TokenRatio(denominator)(evidence), evidence)
-    return total / jnp.maximum(active_lengths(evidence), 1)
+    return segment_mean(TokenRatio(denominator)(evidence), evidence)
 
 
 def importance(

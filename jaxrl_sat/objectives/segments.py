@@ -18,6 +18,11 @@ def segment_sum(values: Num[Array, "N T"], evidence: Evidence) -> Num[Array, "N 
     return jnp.sum(jnp.where(_membership(evidence), values[:, None, :], 0), axis=-1)
 
 
+def segment_mean(values: Float[Array, "N T"], evidence: Evidence) -> Float[Array, "N S"]:
+    """Mean over the active tokens of each response, of `values` that are 0 off them; 0 where it has none."""
+    return segment_sum(values, evidence) / jnp.maximum(active_lengths(evidence), 1)
+
+
 def segment_any(flags: Bool[Array, "N T"], evidence: Evidence) -> Bool[Array, "N S"]:
     """Whether any token of a response carries the flag."""
     return jnp.any(_membership(evidence) & flags[:, None, :], axis=-1)
