@@ -130,6 +130,19 @@ class RouterTrace:
 
 
 @struct.dataclass
+class RouterSums:
+    """What the routers of the sparse layers did, float32, summed over tokens that are not padding.
+
+    The sums of two groups of tokens add up to those of both.
+    """
+
+    counts: Float[AnyArray, "M E"]  # tokens sent to each expert; a token counts for each of its k experts
+    probabilities: Float[AnyArray, "M E"]  # softmax over all experts
+    z: Float[AnyArray, " M"]  # squared log-sum-exp of the logits
+    tokens: Float[AnyArray, ""]  # tokens that each of the above is over
+
+
+@struct.dataclass
 class Batch:
     """Packed rows for one update. Every per-token array stands at the position of the token it is about.
 

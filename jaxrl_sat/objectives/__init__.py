@@ -47,6 +47,7 @@ from jaxrl_sat.objectives.recipes import (
     up,
 )
 from jaxrl_sat.objectives.reduce import Reduce, normalise
+from jaxrl_sat.objectives.router import router_loss
 from jaxrl_sat.objectives.softmax import full_divergence
 from jaxrl_sat.objectives.total import total_loss
 
@@ -96,6 +97,7 @@ __all__ = [
     "policy_loss",
     "ppo",
     "renormalised",
+    "router_loss",
     "sat_grpo",
     "sat_gspo",
     "seqclip",
