@@ -36,10 +36,25 @@ def experts(
     sizes = jnp.sum(flat[:, None] == jnp.arange(gate.shape[0]), axis=0, dtype=jnp.int32)
 
     rows = _permute(jnp.repeat(x, chosen, axis=0), order)
+    out = grouped_ffn(rows, _permute(weights.reshape(-1), order), sizes, gate, up, down)
+    return jnp.sum(_permute(out, inverse).reshape(tokens, chosen, -1), axis=1)
+
+
+def grouped_ffn(
+    rows: Float[Array, "R D"],
+    row_weights: Float[Array, " R"],
+    sizes: Int[Array, " E"],
+    gate: Float[Array, "E D F"],
+    up: Float[Array, "E D F"],
+    down: Float[Array, "E F D"],
+) -> Float[Array, "R D"]:
+    """down_e(w_r * silu(gate_e(rows[r])) * up_e(rows[r])), where the first sizes[0] rows belong to expert 0, and so on.
+
+    Rows beyond the sum of `sizes` belong to no expert: 0, and no gradient, whatever (finite) numbers they hold. With
+    the weight ahead of `down`, no gradient needs that product's result: it is neither kept nor computed again.
+    """
     gated, lifted = (saved(grouped_matmul(rows, weight, sizes)) for weight in (gate, up))
-    hidden = jax.nn.silu(gated) * lifted
-    out = saved(_permute(grouped_matmul(hidden, down, sizes), inverse))
-    return einsum("nkd,nk->nd", out.reshape(tokens, chosen, -1), weights)
+    return grouped_matmul(jax.nn.silu(gated) * lifted * row_weights[:, None], down, sizes)
 
 
 def _stable_order(ids: Array, groups: int) -> Array:
@@ -61,7 +76,10 @@ def _permute(rows: Array, order: Array) -> Array:
 def grouped_matmul(
     rows: Float[Array, "R A"], weights: Float[Array, "E A B"], sizes: Int[Array, " E"]
 ) -> Float[Array, "R B"]:
-    """rows[r] @ weights[e(r)], where the first sizes[0] rows belong to expert 0, the next sizes[1] to expert 1, ..."""
+    """rows[r] @ weights[e(r)], where the first sizes[0] rows belong to expert 0, the next sizes[1] to expert 1, ...
+
+    0 for rows beyond the sum of `sizes`.
+    """
     return _by_platform("matmul", rows, weights, sizes)
 
 
@@ -92,6 +110,11 @@ class Grouped(NamedTuple):
 
     matmul: Callable[[Array, Array, Array], Array]
     outer: Callable[[Array, Array, Array], Array]
+
+
+def _owned(rows: Array, sizes: Array) -> Array:
+    """The rows that belong to an expert, and 0 for those beyond."""
+    return jnp.where((jnp.arange(rows.shape[0]) < jnp.sum(sizes))[:, None], rows, 0)
 
 
 # ------------------------------------------------------------------------------------------------ row blocks
@@ -176,7 +199,7 @@ def _layout(count: int, sizes: Array) -> _Layout:
 def _padded_blocks_matmul(rows: Array, weights: Array, sizes: Array) -> Array:
     layout = _layout(rows.shape[0], sizes)
     out = einsum("nra,nab->nrb", rows[layout.source], weights[layout.expert])
-    return out.reshape(-1, weights.shape[2])[layout.place]
+    return _owned(out.reshape(-1, weights.shape[2])[layout.place], sizes)
 
 
 def _padded_blocks_outer(left: Array, right: Array, sizes: Array) -> Array:
@@ -190,7 +213,7 @@ def _padded_blocks_outer(left: Array, right: Array, sizes: Array) -> Array:
 
 
 def _ragged_matmul(rows: Array, weights: Array, sizes: Array) -> Array:
-    return jax.lax.ragged_dot(rows, weights, sizes, precision=precision(rows.dtype))
+    return _owned(jax.lax.ragged_dot(rows, weights, sizes, precision=precision(rows.dtype)), sizes)
 
 
 def _ragged_outer(left: Array, right: Array, sizes: Array) -> Array:

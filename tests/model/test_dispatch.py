@@ -37,6 +37,33 @@ def test_products_are_those_of_a_loop_over_rows(formulation: str, sizes: list[in
     assert gap(jax.jit(grouped.outer)(args[0], args[2], counts), outer) < 1e-5
 
 
+@pytest.mark.parametrize("formulation", ["row_blocks", "padded_blocks", "ragged"])
+def test_rows_beyond_the_groups_give_and_take_nothing(formulation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """37 rows of three experts among 60, against a loop over experts of exactly their rows."""
+    chosen = getattr(dispatch, formulation)
+    monkeypatch.setattr(dispatch, "_by_platform", lambda product, *args: getattr(chosen, product)(*args))
+    rng = np.random.default_rng(0)
+    sizes, shapes = [20, 0, 17], [(60, 6), (60,), (3, 6, 7), (3, 6, 7), (3, 7, 6)]
+    args = [jnp.asarray(rng.normal(0, 0.5, shape), jnp.float32) for shape in shapes]
+
+    def ours(rows, row_weights, gate, up, down):
+        return dispatch.grouped_ffn(rows, row_weights, jnp.asarray(sizes), gate, up, down)
+
+    def theirs(rows, row_weights, gate, up, down):
+        out, stops = [], np.cumsum(sizes)
+        for expert, (start, stop) in enumerate(zip(stops - sizes, stops, strict=True)):
+            own = rows[start:stop]
+            hidden = jax.nn.silu(own @ gate[expert]) * (own @ up[expert])
+            out.append((hidden @ down[expert]) * row_weights[start:stop, None])
+        return jnp.concatenate([*out, jnp.zeros((60 - sum(sizes), 6))])
+
+    def loss(function):
+        return jax.value_and_grad(lambda *args: jnp.sum(jnp.cos(function(*args))), argnums=range(5))
+
+    for a, b in zip(*(jax.tree.leaves(jax.jit(loss(f))(*args)) for f in (ours, theirs)), strict=True):
+        assert gap(a, b) < 2e-5
+
+
 def dense_experts(x, ids, weights, gate, up, down):
     """Every expert on every token, then the chosen ones picked: no sort, no groups."""
     hidden = jax.nn.silu(jnp.einsum("nd,edf->nef", x, gate)) * jnp.einsum("nd,edf->nef", x, up)
