@@ -58,7 +58,9 @@ def _cpu() -> Any:
             "entropy_coef": 0.0,
         }
     )
-    config.optimizer = ConfigDict({"learning_rate": 2e-4, "b1": 0.9, "b2": 0.98, "eps": 1e-8, "max_grad_norm": 1.0})
+    config.optimizer = ConfigDict(
+        {"learning_rate": 2e-4, "b1": 0.9, "b2": 0.98, "eps": 1e-8, "max_grad_norm": 1.0, "master_copy": False}
+    )
     config.learner = ConfigDict(
         {"row_tokens": 64, "microbatch_rows": 32, "replay": True, "replay_top_p": True, "remat": False}
     )

@@ -123,13 +123,17 @@ class Loss:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """Adam at a constant rate behind a clip of the gradient's global L2 norm."""
+    """Adam at a constant rate behind a clip of the gradient's global L2 norm.
+
+    `master_copy`: update a float32 copy of bfloat16 parameters, which are then its rounding.
+    """
 
     learning_rate: Positive
     b1: Decay
     b2: Decay
     eps: Positive
     max_grad_norm: Positive
+    master_copy: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,6 +322,11 @@ def _resolve(recipe: str, given: Objective) -> Objective:
 
 def _check_together(run: RunConfig) -> None:
     lag.check(run.pipeline.mode, run.pipeline.lag)
+    if run.optimizer.master_copy and run.model.dtype == "float32":
+        raise InputError(
+            "optimizer.master_copy: True with model.dtype 'float32', which it would only double; "
+            "allowed: False, or model.dtype 'bfloat16'"
+        )
     longest = run.data.max_prompt_tokens + run.sampler.max_response_tokens
     if run.learner.row_tokens < longest:
         raise InputError(

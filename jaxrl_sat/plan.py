@@ -230,10 +230,13 @@ def _memory(config: RunConfig, model_config: model.ModelConfig, copy: int) -> di
         )
     )
     cache_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in cache)
-    state = 4 * copy + reference + versions * copy
-    kept = (3 + versions - 1) * copy
+    wide = sum(4 * math.prod(array.shape) for array in handed)  # of the parameters in float32, as moments always are
+    master = wide if config.optimizer.master_copy else 0
+    state = copy + 3 * wide + master + reference + versions * copy
+    kept = 2 * wide + master + versions * copy
     return {
-        "parameters, Adam's moments and gradient": 4 * copy,
+        "parameters, Adam's moments and gradient": copy + 3 * wide,
+        "float32 master copy": master,
         "reference policy": reference,
         "trainer's copies of the versions in flight": versions * copy,
         "trainer, a device": math.ceil(state / (trainer.fsdp * trainer.expert * trainer.tensor)),

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "optim": {"types"},
     "pipeline": {"types"},
     "rewards": {"types"},
-    "step": {"types", "model", "objectives"},
+    "step": {"types", "model", "objectives", "optim"},
     "learner": {"types", "objectives", "optim", "step"},
     "config": {"types", "schema", "objectives", "pipeline"},
     "mesh": {"types", "model", "config"},

@@ -198,6 +198,8 @@ def test_rules_between_keys() -> None:
     assert "a multiple of 3" in refused({"mesh.trainer.fsdp": 3})
     assert "a multiple of 3" in refused({"mesh.sampler.data": 3})
     assert refused({"pipeline.mode": "sync"}).startswith("pipeline.lag: 1 with pipeline.mode 'sync'")
+    assert refused({"optimizer.master_copy": True}).startswith("optimizer.master_copy: True with model.dtype 'float32'")
+    assert changed({"optimizer.master_copy": True, "model.dtype": "bfloat16"}).optimizer.master_copy
 
 
 @pytest.mark.parametrize(

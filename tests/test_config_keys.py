@@ -70,6 +70,7 @@ OTHER: dict[str, Any] = {
     "optimizer.b2": 0.9,
     "optimizer.eps": 1e-6,
     "optimizer.max_grad_norm": 2.0,
+    "optimizer.master_copy": True,
     "learner.row_tokens": 96,
     "learner.microbatch_rows": 2,
     "learner.replay": False,
@@ -112,6 +113,7 @@ STARTING_FROM = {
     "loss.overlong_penalty": {"loss.overlong_buffer": 4},
     "learner.replay_top_p": {"sampler.top_p": 0.9},
     "sampler.nucleus": {"sampler.top_p": 0.9},
+    "optimizer.master_copy": {"model.dtype": "bfloat16"},
     "pipeline.mode": {"pipeline.lag": 2},  # at lag 1 fixed and interval are one schedule
     "learner.replay": {"model.path": "moe"},  # a dense model, which traces in half the time, has no routing to replay
 }

@@ -81,6 +81,19 @@ def test_memory(tmp_path: Path) -> None:
     assert facts["memory"]["sampler's cache"] == 2 * 2 * 8 * 24 * 2 * 8 * 4
 
 
+def test_memory_of_bfloat16_parameters(tmp_path: Path) -> None:
+    wide = planned(tmp_path)
+    narrow = planned(tmp_path, model__dtype="bfloat16", optimizer__master_copy=True)
+    count = wide["model"]["parameters"]
+    # Moments and the gradient are float32 whatever the parameters are.
+    assert wide["memory"]["parameters, Adam's moments and gradient"] == (4 + 3 * 4) * count
+    assert narrow["memory"]["parameters, Adam's moments and gradient"] == (2 + 3 * 4) * count
+    assert (wide["memory"]["float32 master copy"], narrow["memory"]["float32 master copy"]) == (0, 4 * count)
+    # At lag 1 two versions are in flight, of which one is the state's own.
+    assert wide["memory"]["checkpoint on disk"] == (2 * 4 + 2 * 4) * count
+    assert narrow["memory"]["checkpoint on disk"] == (2 * 2 + 2 * 4 + 4) * count
+
+
 def test_data_set_by_its_folder(tmp_path: Path) -> None:
     data = data_folder(tmp_path / "gsm", train=3200, test=5)
     facts = planned(tmp_path / "m", data__path=str(data))
