@@ -3,7 +3,8 @@
 from jaxrl_sat.model.cache import Cache, decode, init_cache, prefill, unstack
 from jaxrl_sat.model.config import ModelConfig
 from jaxrl_sat.model.head import TokenStatistics, token_statistics, unembed
-from jaxrl_sat.model.hf import load_hf, save_hf
+from jaxrl_sat.model.hf import load_hf
+from jaxrl_sat.model.hf_export import save_hf
 from jaxrl_sat.model.params import abstract_params, init_params, param_axes
 from jaxrl_sat.model.qwen3 import ForwardOut, LogitsOut, forward, logits
 

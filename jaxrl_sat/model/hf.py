@@ -1,255 +1,205 @@
-"""Import from and export to Hugging Face folders: config.json and safetensors, one file or shards with an index."""
+"""Import from Hugging Face folders: config.json and safetensors, one file or shards with an index, at any address.
+
+Everything is checked from the headers before the first tensor is read. Tensors are then read in ranges, each straight
+into its place in the shards that this process's devices hold: beyond these, memory holds a few ranges at a time, and
+what belongs to other processes is not read.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from jaxrl_sat.model.config import ModelConfig, Run
+from jaxrl_sat.model.config import ModelConfig
+from jaxrl_sat.model.folder import Folder
+from jaxrl_sat.model.hf_names import EMBEDDING, HEAD, Parameter, Source, parameters
 from jaxrl_sat.model.params import abstract_params
-from jaxrl_sat.types import InputError, Params, reading
+from jaxrl_sat.model.tensor_files import DTYPES, READERS, Checkpoint
+from jaxrl_sat.types import InputError, Params
 
-DTYPES = ("float32", "bfloat16", "float16")
-MAX_SHARD_BYTES = 5 << 30
+PARAM_DTYPES: dict[str, np.dtype] = {dtype.name: dtype for dtype in DTYPES.values()}
+"""What parameters may be loaded in."""
 
-# Our name in a layer -> Hugging Face's. Matrices are stored output first there, input first here.
-_Names = dict[tuple[str, ...], str]
-_NORMS: _Names = {
-    ("attention_norm",): "input_layernorm",
-    ("mlp_norm",): "post_attention_layernorm",
-    ("attention", "q_norm"): "self_attn.q_norm",
-    ("attention", "k_norm"): "self_attn.k_norm",
-}
-_ATTENTION: _Names = {("attention", x): f"self_attn.{x}_proj" for x in "qkvo"}
-_MLP: _Names = {("mlp", x): f"{x}_proj" for x in ("gate", "up", "down")}
+RANGE_BYTES = 4 << 20
+"""What is read at a time, at most."""
+
+GAP_BYTES = 64 << 10
+"""Stretches shorter than this are not read one by one: the rows that they lie in are read whole."""
+
+ALIGNMENT = 64
+"""Host memory aligned so is taken over by a CPU device as it stands; anything else it copies."""
+
+Box = tuple[tuple[int, int], ...]
+"""Part of an array: where it starts and stops on each axis."""
 
 
 def load_hf(path: str | Path, dtype: str = "float32", shardings: Params | None = None) -> tuple[ModelConfig, Params]:
-    """The model in a Hugging Face folder, as (config, parameters in `dtype`).
+    """The model in a Hugging Face folder (a path, or an address that fsspec opens), as (config, parameters in `dtype`).
 
-    Reads one stacked parameter at a time and puts it on its sharding (a pytree like the parameters) if given. Raises
-    InputError for a missing folder, file or tensor, for a wrong shape, and for a field of config.json not supported.
+    `shardings` (a pytree like the parameters) says where each parameter lies: this process reads its own shards only.
+    Raises InputError for a missing folder, file or tensor, a wrong shape or dtype, a file that is cut or corrupt, and
+    a field of config.json not supported; nothing has been loaded then.
     """
-    if dtype not in DTYPES:
-        raise InputError(f"model dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    folder = Path(path)
-    if not folder.is_dir():
+    if dtype not in PARAM_DTYPES:
+        raise InputError(f"model dtype {dtype!r} is not one of {', '.join(PARAM_DTYPES)}")
+    folder = Folder(path)
+    if not folder.exists():
         raise InputError(f"model folder {str(folder)!r} does not exist; give a folder with config.json and safetensors")
-    config = ModelConfig.from_hf(_read_json(folder / "config.json"))
-    with reading(f"model folder {folder}"):
-        checkpoint = Checkpoint(folder)
-
-    def read(key_path: tuple[Any, ...], shape: jax.ShapeDtypeStruct, sharding: Any = None) -> jax.Array:
-        array = _read(checkpoint, config, tuple(entry.key for entry in key_path), shape)
-        return jnp.asarray(array) if sharding is None else jax.device_put(array, sharding)
-
-    trees = (abstract_params(config, dtype), *(() if shardings is None else (shardings,)))
-    params = jax.tree_util.tree_map_with_path(read, *trees)
-    checkpoint.refuse_unread()
-    return config, params
-
-
-class Checkpoint:
-    """Tensors of a folder by name, read when asked for; the files stay mapped, not loaded."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-        if index.is_file():
-            weight_map = _read_json(index).get("weight_map")
-            if not isinstance(weight_map, dict):
-                raise InputError(f"{index}: 'weight_map' is missing; it must map tensor names to files")
-            names = sorted(set(weight_map.values()))
-        elif single.is_file():
-            names = [single.name]
-        else:
-            raise InputError(f"model folder {str(folder)!r} has no model.safetensors and no index of shards")
-        self._where: dict[str, Any] = {}
-        for name in names:
-            file = _open(folder / name)
-            self._where.update(dict.fromkeys(file.keys(), file))
-        self._unread = set(self._where)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._where
-
-    def shape(self, name: str, *allowed: tuple[int, ...]) -> tuple[int, ...]:
-        """The tensor's shape, which must be one of those allowed."""
-        if name not in self._where:
-            raise InputError(f"model folder {str(self.folder)!r} has no tensor {name!r}, which config.json calls for")
-        shape = tuple(self._where[name].get_slice(name).get_shape())
-        if shape not in allowed:
-            wanted = " or ".join(str(shape) for shape in allowed)
-            raise InputError(f"tensor {name!r} has shape {shape}; config.json calls for {wanted}")
-        return shape
-
-    def read(self, name: str, *allowed: tuple[int, ...]) -> np.ndarray:
-        """The tensor; its shape must be one of those allowed."""
-        self.shape(name, *allowed)
-        self._unread.discard(name)
-        return self._where[name].get_tensor(name)
-
-    def refuse_unread(self) -> None:
-        """A tensor nobody asked for (a bias, a layer too many) means that this is another model than config.json's."""
-        for name in sorted(self._unread):
-            # Tied checkpoints may repeat their head; old ones hold the frequencies of the rotary embedding.
-            if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):
-                raise InputError(f"model folder {str(self.folder)!r} has {name!r}, which config.json does not call for")
+    config = ModelConfig.from_hf(folder.read_json("config.json"))
+    checkpoint = Checkpoint(folder)
+    abstract = abstract_params(config, dtype)
+    treedef, wanted = jax.tree.structure(abstract), parameters(config, abstract, checkpoint.shape)
+    places = [None] * len(wanted) if shardings is None else treedef.flatten_up_to(shardings)
+    with ThreadPoolExecutor(READERS) as pool:
+        _check(checkpoint, config, wanted, pool)
+        leaves = [
+            _load(checkpoint, parameter, PARAM_DTYPES[dtype], sharding, pool)
+            for parameter, sharding in zip(wanted, places, strict=True)
+        ]
+    return config, jax.tree.unflatten(treedef, leaves)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise InputError(f"{path} does not exist; a model folder needs it")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise InputError(f"{path} is not JSON: {error}".replace("\n", " ")) from None
-    if not isinstance(fields, dict):
-        raise InputError(f"{path} holds {type(fields).__name__}; it must be a JSON object")
-    return fields
+def _check(checkpoint: Checkpoint, config: ModelConfig, wanted: Sequence[Parameter], pool: Executor) -> None:
+    """Raise InputError unless the checkpoint holds what config.json calls for, and nothing else."""
+    called_for = set()
+    for source in itertools.chain.from_iterable(parameter.sources for parameter in wanted):
+        checkpoint.check(source.tensor, source.shape)
+        called_for.add(source.tensor)
+    # A tensor nobody asks for (a bias, a layer too many) means that this is another model than config.json's.
+    for name in sorted(checkpoint.tensors.keys() - called_for):
+        if name == HEAD and config.tie_word_embeddings:
+            _check_tied(checkpoint, pool)
+        elif not name.endswith("rotary_emb.inv_freq"):  # which old checkpoints hold, and rope_theta gives
+            raise InputError(
+                f"model folder {str(checkpoint.folder)!r} has {name!r}, which config.json does not call for"
+            )
 
 
-def _open(path: Path) -> Any:
-    if not path.is_file():
-        raise InputError(f"{path} does not exist; the model's index names it")
-    try:
-        return safe_open(str(path), framework="np")
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} cannot be read as safetensors: {error}".replace("\n", " ")) from None
+def _check_tied(checkpoint: Checkpoint, pool: Executor) -> None:
+    """A tied checkpoint may repeat its head, as it may leave it out; a head of its own would be lost."""
+    shape = checkpoint.tensors[EMBEDDING].shape
+    checkpoint.check(HEAD, shape)
+
+    def same(part: tuple[int, int]) -> bool:
+        one, other = (checkpoint.read(name, *part).astype(np.float32) for name in (HEAD, EMBEDDING))
+        return np.array_equal(one, other)
+
+    count, step = math.prod(shape), _range_bytes(checkpoint) // 8
+    if not all(pool.map(same, ((start, min(start + step, count)) for start in range(0, count, step)))):
+        raise InputError(
+            f"model folder {str(checkpoint.folder)!r}: {HEAD!r} differs from {EMBEDDING!r}; config.json ties them "
+            "(tie_word_embeddings), so they must be the same"
+        )
 
 
 # ------------------------------------------------------------------------------------------------ one parameter
 
 
-def _read(checkpoint: Checkpoint, config: ModelConfig, path: tuple[str, ...], want: jax.ShapeDtypeStruct) -> np.ndarray:
-    if path[0] == "head":
-        return checkpoint.read("lm_head.weight", want.shape).astype(want.dtype)
-    if path[0] == "embedding":
-        return checkpoint.read("model.embed_tokens.weight", want.shape).astype(want.dtype)
-    if path[0] == "final_norm":
-        return checkpoint.read("model.norm.weight", want.shape).astype(want.dtype)
-    run = next(run for run in config.runs if run.name == path[0])
-    out = np.empty(want.shape, want.dtype)
-    for layer in range(run.start, run.stop):
-        out[layer - run.start] = _read_layer(checkpoint, run, layer, path[1:], want.shape[1:])
+def _load(checkpoint: Checkpoint, parameter: Parameter, dtype: np.dtype, sharding: Any, pool: Executor) -> jax.Array:
+    """One parameter on its devices; without a sharding on the default one."""
+    shape = parameter.shape
+    if sharding is None:
+        whole = tuple((0, size) for size in shape)
+        return jax.device_put(read_boxes(checkpoint, parameter, [whole], dtype, pool)[0])
+    devices: dict[Box, list[Any]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        box = tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+        devices.setdefault(box, []).append(device)
+    buffers = read_boxes(checkpoint, parameter, list(devices), dtype, pool)
+    shards = [jax.device_put(b, d) for b, of in zip(buffers, devices.values(), strict=True) for d in of]
+    return jax.make_array_from_single_device_arrays(shape, sharding, shards, dtype=dtype)
+
+
+def read_boxes(
+    checkpoint: Checkpoint, parameter: Parameter, boxes: Sequence[Box], dtype: np.dtype, pool: Executor
+) -> list[np.ndarray]:
+    """Parts of a parameter, in `dtype`; a range of the checkpoint that several of them need is read once."""
+    arrays = [_aligned(tuple(stop - start for start, stop in box), dtype) for box in boxes]
+    most = _range_bytes(checkpoint)
+
+    def ranges() -> Iterator[tuple[Source, Box, list[tuple[Box, np.ndarray]]]]:
+        for source in parameter.sources:
+            itemsize = DTYPES[checkpoint.tensors[source.tensor].dtype].itemsize
+            for box, targets in _targets(source, boxes, arrays, itemsize).items():
+                yield from ((source, part, targets) for part in _cut(box, source.split, most // itemsize))
+
+    def copy(job: tuple[Source, Box, list[tuple[Box, np.ndarray]]]) -> None:
+        source, part, targets = job
+        start = np.ravel_multi_index([first for first, _ in part], source.split)
+        sizes = [stop - first for first, stop in part]
+        found = checkpoint.read(source.tensor, int(start), int(start) + math.prod(sizes)).reshape(sizes)
+        for box, array in targets:
+            both = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, part, strict=True)]
+            if all(first < stop for first, stop in both):
+                array[_relative(both, box)] = found[_relative(both, part)]
+
+    for _ in pool.map(copy, ranges()):
+        pass  # which raises what a reader raised
+    return arrays
+
+
+def _targets(
+    source: Source, boxes: Sequence[Box], arrays: Sequence[np.ndarray], itemsize: int
+) -> dict[Box, list[tuple[Box, np.ndarray]]]:
+    """What of a tensor is to be read -> the parts of it that go into which arrays, these with its axes."""
+    out: dict[Box, list[tuple[Box, np.ndarray]]] = {}
+    depth = len(source.at)
+    theirs = [source.order.index(axis) for axis in range(len(source.order))]
+    for box, array in zip(boxes, arrays, strict=True):
+        if not all(start <= i < stop for i, (start, stop) in zip(source.at, box, strict=False)):
+            continue
+        view = array[tuple(i - start for i, (start, _) in zip(source.at, box, strict=False))].transpose(theirs)
+        part = [box[depth + axis] for axis in theirs]
+        part[source.cut] = (part[source.cut][0] + source.first, part[source.cut][1] + source.first)
+        out.setdefault(_widened(tuple(part), source.split, itemsize), []).append((tuple(part), view))
     return out
 
 
-def _read_layer(checkpoint: Checkpoint, run: Run, layer: int, path: tuple[str, ...], shape: tuple) -> np.ndarray:
-    prefix = f"model.layers.{layer}."
-    if path in _NORMS:
-        return checkpoint.read(f"{prefix}{_NORMS[path]}.weight", shape)
-    if path in _ATTENTION:
-        flat = _flat(path[1], shape)
-        return checkpoint.read(f"{prefix}{_ATTENTION[path]}.weight", flat[::-1]).T.reshape(shape)
-    if path == ("mlp", "router"):
-        return checkpoint.read(f"{prefix}mlp.gate.weight", shape[::-1]).T
-    if not run.sparse:
-        return checkpoint.read(f"{prefix}mlp.{_MLP[path]}.weight", shape[::-1]).T
-    if f"{prefix}mlp.experts.gate_up_proj" in checkpoint:
-        return _read_fused(checkpoint, f"{prefix}mlp.experts.", path[1], shape)
-    names = [f"{prefix}mlp.experts.{expert}.{_MLP[path]}.weight" for expert in range(shape[0])]
-    return np.stack([checkpoint.read(name, shape[:0:-1]).T for name in names])
+def _widened(box: Box, shape: tuple[int, ...], itemsize: int) -> Box:
+    """The box with its last axes made whole until what lies together in the file is worth a read of its own."""
+    out, together = list(box), itemsize
+    for axis in range(len(shape) - 1, 0, -1):
+        start, stop = out[axis]
+        if stop - start < shape[axis] and (stop - start) * together >= GAP_BYTES:
+            break
+        out[axis] = (0, shape[axis])
+        together *= shape[axis]
+    return tuple(out)
 
 
-def _flat(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """The matrix (input, output) behind an attention weight: o joins its first two axes, the others their last two."""
-    return (shape[0] * shape[1], shape[2]) if name == "o" else (shape[0], shape[1] * shape[2])
+def _cut(box: Box, shape: tuple[int, ...], most: int) -> Iterator[Box]:
+    """The box in parts that lie together in the file, in C order, each of at most `most` elements if its rows are."""
+    partial = [axis for axis, (part, size) in enumerate(zip(box, shape, strict=True)) if part != (0, size)]
+    axis = partial[-1] if partial else 0
+    while axis < len(shape) - 1 and math.prod(shape[axis + 1 :]) > most:
+        axis += 1
+    rows = max(1, most // math.prod(shape[axis + 1 :]))
+    start, stop = box[axis]
+    for outer in itertools.product(*(range(*part) for part in box[:axis])):
+        for first in range(start, stop, rows):
+            yield (*((i, i + 1) for i in outer), (first, min(first + rows, stop)), *box[axis + 1 :])
 
 
-def _read_fused(checkpoint: Checkpoint, prefix: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """One of gate, up and down from fused experts: [E, 2F, D] and [E, D, F], or both with their last axes swapped.
-
-    The two layouts look alike in one tensor if 2F = D, or in the other if F = D, but never in both.
-    """
-    e, d, f = shape if name != "down" else (shape[0], shape[2], shape[1])
-    gate_up = checkpoint.shape(f"{prefix}gate_up_proj", (e, 2 * f, d), (e, d, 2 * f))
-    down = checkpoint.shape(f"{prefix}down_proj", (e, d, f), (e, f, d))
-    output_first = (gate_up, down) == ((e, 2 * f, d), (e, d, f))
-    if not output_first and (gate_up, down) != ((e, d, 2 * f), (e, f, d)):
-        raise InputError(f"'{prefix}gate_up_proj' {gate_up} and 'down_proj' {down} disagree in layout")
-    fused = f"{prefix}down_proj" if name == "down" else f"{prefix}gate_up_proj"
-    tensor = checkpoint.read(fused, down if name == "down" else gate_up)
-    tensor = tensor.swapaxes(1, 2) if output_first else tensor
-    return {"gate": tensor[..., :f], "up": tensor[..., f:], "down": tensor}[name]
+def _relative(part: Sequence[tuple[int, int]], box: Box) -> tuple[slice, ...]:
+    return tuple(slice(start - origin, stop - origin) for (start, stop), (origin, _) in zip(part, box, strict=True))
 
 
-# ------------------------------------------------------------------------------------------------ export
+def _range_bytes(checkpoint: Checkpoint) -> int:
+    """Bytes to read at a time: all readers together hold no more than the largest tensor."""
+    largest = max(stored.nbytes for stored in checkpoint.tensors.values())
+    return min(RANGE_BYTES, max(GAP_BYTES, largest // READERS))
 
 
-def save_hf(path: str | Path, config: ModelConfig, params: Params) -> None:
-    """Writes config.json and safetensors (shards of at most 5 GiB with an index) that transformers loads.
-
-    Experts are written one by one, under the names of the published Qwen3-MoE checkpoints.
-    """
-    folder = Path(path)
-    fields = config.to_hf()
-    folder.mkdir(parents=True, exist_ok=True)
-    dtype = str(jnp.dtype(params["embedding"].dtype))
-    fields |= {"torch_dtype": dtype, "dtype": dtype}
-    shards: list[dict[str, np.ndarray]] = [{}]
-    used = 0
-    for name, tensor in _tensors(config, params):
-        if used and used + tensor.nbytes > MAX_SHARD_BYTES:
-            shards.append({})
-            used = 0
-        shards[-1][name] = np.ascontiguousarray(tensor)
-        used += tensor.nbytes
-    for stale in (*folder.glob("model*.safetensors"), *folder.glob("model*.safetensors.index.json")):
-        stale.unlink()
-    if len(shards) == 1:
-        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
-    else:
-        _save_shards(folder, shards)
-    (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _save_shards(folder: Path, shards: list[dict[str, np.ndarray]]) -> None:
-    weight_map = {}
-    for number, shard in enumerate(shards, start=1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, str(folder / name), metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(shard, name)
-    total = sum(tensor.nbytes for shard in shards for tensor in shard.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-
-
-def _tensors(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray]]:
-    host: Callable[[Any], np.ndarray] = lambda array: np.asarray(jax.device_get(array))  # noqa: E731
-    yield "model.embed_tokens.weight", host(params["embedding"])
-    for run in config.runs:
-        for layer in range(run.start, run.stop):
-            sliced = jax.tree.map(lambda leaf, i=layer - run.start: leaf[i], params[run.name])
-            for name, tensor in _layer_tensors(run, jax.tree.map(host, sliced)):
-                yield f"model.layers.{layer}.{name}", tensor
-    yield "model.norm.weight", host(params["final_norm"])
-    if not config.tie_word_embeddings:
-        yield "lm_head.weight", host(params["head"])
-
-
-def _layer_tensors(run: Run, params: Params) -> Iterator[tuple[str, np.ndarray]]:
-    for (group, *rest), theirs in _NORMS.items():
-        value = params[group] if not rest else params[group].get(rest[0])
-        if value is not None:
-            yield f"{theirs}.weight", value
-    for (group, name), theirs in _ATTENTION.items():
-        value = params[group][name]
-        yield f"{theirs}.weight", value.reshape(_flat(name, value.shape)).T
-    for (group, name), theirs in _MLP.items():
-        value = params[group][name]
-        if not run.sparse:
-            yield f"mlp.{theirs}.weight", value.T
-            continue
-        for expert in range(value.shape[0]):
-            yield f"mlp.experts.{expert}.{theirs}.weight", value[expert].T
-    if run.sparse:
-        yield "mlp.gate.weight", params["mlp"]["router"].T
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Uninitialised memory that a CPU device takes over without a copy."""
+    count = math.prod(shape) * dtype.itemsize
+    raw = np.empty(count + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + count].view(dtype).reshape(shape)

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import load_file, save_file
 
-from jaxrl_sat.model import abstract_params, hf, load_hf, save_hf
+from jaxrl_sat.model import abstract_params, hf_export, load_hf, save_hf
 from jaxrl_sat.types import InputError
 from tests.model.helpers import FIXTURES, NAMES
 
@@ -83,7 +83,7 @@ def test_fused_experts(output_first: bool, tmp_path: Path) -> None:
 
 def test_shards_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, params = load_hf(FIXTURES / "moe")
-    monkeypatch.setattr(hf, "MAX_SHARD_BYTES", 15_000)
+    monkeypatch.setattr(hf_export, "MAX_SHARD_BYTES", 15_000)
     save_hf(tmp_path, config, params)
     shards = sorted(tmp_path.glob("model-*.safetensors"))
     assert len(shards) >= 3
@@ -97,7 +97,7 @@ def test_shards_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_export_over_an_older_one_leaves_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, params = load_hf(FIXTURES / "dense")
     with monkeypatch.context() as patch:
-        patch.setattr(hf, "MAX_SHARD_BYTES", 9_000)
+        patch.setattr(hf_export, "MAX_SHARD_BYTES", 9_000)
         save_hf(tmp_path, config, jax.tree.map(jnp.zeros_like, params))
     save_hf(tmp_path, config, params)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
@@ -152,6 +152,7 @@ def test_folders_and_files_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"not a checkpoint")
     with pytest.raises(InputError, match="cannot be read as safetensors"):
         load_hf(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(InputError, match="weight_map"):
         load_hf(tmp_path)
