@@ -15,7 +15,7 @@ from jaxrl_sat import model
 from jaxrl_sat.data.packing import segments_per_row
 from jaxrl_sat.model import ModelConfig
 from jaxrl_sat.objectives import Evidence, PolicyLoss, make_evidence, needs_topk
-from jaxrl_sat.step import StepSettings, microbatch_loss, token_evidence
+from jaxrl_sat.step import StepSettings, microbatch_loss, policy_statistics
 from jaxrl_sat.types import Batch, RouterTrace
 
 
@@ -121,7 +121,7 @@ def hidden_of(work: Workload) -> jax.Array:
 def step_of(objective: PolicyLoss, work: Workload) -> tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]:
     """The train step's gradient of one microbatch, its forward pass alone, and what both take after the parameters.
 
-    The step of the house with nothing recomputed (`remat` off) and no reference policy.
+    The step of the house with no matrix product recomputed and no reference policy.
     """
     arrays = _on_device(work if needs_topk(objective) else dataclasses.replace(work, topk=0))
     shape = arrays["tokens"].shape
@@ -145,12 +145,13 @@ def step_of(objective: PolicyLoss, work: Workload) -> tuple[Callable[..., Any], 
         kl_kind="low_var_kl",
         kl_level="token",
         entropy_coef=0.0,
+        load_balance_coef=0.0,
+        router_z_coef=0.0,
         temperature=1.0,
         microbatch_rows=work.rows,
         num_segments=segments_per_row(work.length),
         replay=False,
-        remat=False,
-        mesh=jax.make_mesh((1, 1), ("data", "fsdp")),
+        execution=model.ONE_DEVICE,
     )
 
     @jax.jit
@@ -160,6 +161,6 @@ def step_of(objective: PolicyLoss, work: Workload) -> tuple[Callable[..., Any], 
 
     @jax.jit
     def forward(params: Any, batch: Batch, logp_old: jax.Array) -> Any:
-        return token_evidence(params, batch, False, settings).logp
+        return policy_statistics(params, batch, False, settings).logp
 
     return gradient, forward, (batch, arrays["logp_old"])

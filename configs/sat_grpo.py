@@ -56,17 +56,19 @@ def _cpu() -> Any:
             "kl_kind": "low_var_kl",
             "kl_level": "token",
             "entropy_coef": 0.0,
+            "load_balance_coef": 0.0,
+            "router_z_coef": 0.0,
         }
     )
     config.optimizer = ConfigDict(
         {"learning_rate": 2e-4, "b1": 0.9, "b2": 0.98, "eps": 1e-8, "max_grad_norm": 1.0, "master_copy": False}
     )
     config.learner = ConfigDict(
-        {"row_tokens": 64, "microbatch_rows": 32, "replay": True, "replay_top_p": True, "remat": False}
+        {"row_tokens": 64, "microbatch_rows": 32, "replay": True, "replay_top_p": True, "remat": "products"}
     )
     config.mesh = ConfigDict(
         {
-            "trainer": {"data": 1, "fsdp": 1, "expert": 1, "tensor": 1},
+            "trainer": {"data": 1, "fsdp": 1, "expert": 1, "context": 1, "tensor": 1},
             "sampler": {"data": 1, "expert": 1, "tensor": 1},
         }
     )
@@ -93,7 +95,7 @@ def _gpu() -> Any:
         }
     )
     config.optimizer.learning_rate = 1e-6
-    config.learner.update({"row_tokens": 4096, "microbatch_rows": 2, "remat": True})
+    config.learner.update({"row_tokens": 4096, "microbatch_rows": 2, "remat": "layer"})
     config.eval.update({"every": 20, "temperature": 0.95})
     config.checkpoint.every = 20
     return config

@@ -110,6 +110,7 @@ class Loss:
     """Advantages, and what stands beside the policy loss.
 
     `overlong_buffer`: over the last so many tokens of max_response_tokens the reward falls by up to `overlong_penalty`.
+    `load_balance_coef`, `router_z_coef`: of the router's losses, for models with experts.
     """
 
     advantage: Advantage
@@ -119,6 +120,8 @@ class Loss:
     kl_kind: KlKind
     kl_level: KlLevel
     entropy_coef: NotNegative
+    load_balance_coef: NotNegative
+    router_z_coef: NotNegative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,23 +143,30 @@ class Optimizer:
 class Learner:
     """Rows of `row_tokens` tokens, `microbatch_rows` at a time over all devices.
 
-    `replay`: route as the sampler did. `replay_top_p`: renormalise log-probs on the nucleus it drew from.
+    `replay`: route as the sampler did. `replay_top_p`: renormalise log-probs on the nucleus it drew from. `remat`: what
+    of each layer waits for the backward pass: "products", its input and all matrix products; "layer", its input alone;
+    "offload", its input in the memory of the host.
     """
 
     row_tokens: Count
     microbatch_rows: Count
     replay: bool
     replay_top_p: bool
-    remat: bool
+    remat: Literal["products", "layer", "offload"]
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainerAxes:
-    """Devices along each axis of the trainer's mesh."""
+    """Devices along each axis of the trainer's mesh.
+
+    Rows are spread over data, fsdp and expert, and each row over context; fsdp, expert and context hold parts of the
+    state, data holds copies; experts live on expert, heads and the width of layers on tensor.
+    """
 
     data: Count
     fsdp: Count
     expert: Count
+    context: Count
     tensor: Count
 
 
@@ -334,11 +344,16 @@ def _check_together(run: RunConfig) -> None:
             "(data.max_prompt_tokens + sampler.max_response_tokens, since a response never crosses rows)"
         )
     axes = run.mesh.trainer
-    shards = axes.data * axes.fsdp
+    shards = axes.data * axes.fsdp * axes.expert
     if run.learner.microbatch_rows % shards:
         raise InputError(
             f"learner.microbatch_rows: {run.learner.microbatch_rows}; allowed: a multiple of {shards} "
-            "(mesh.trainer.data x fsdp, over which rows are spread)"
+            "(mesh.trainer.data x fsdp x expert, over which rows are spread)"
+        )
+    if run.learner.row_tokens % axes.context:
+        raise InputError(
+            f"learner.row_tokens: {run.learner.row_tokens}; allowed: a multiple of {axes.context} "
+            "(mesh.trainer.context, over which a row is spread)"
         )
     if run.loss.overlong_buffer > run.sampler.max_response_tokens:
         raise InputError(

@@ -9,24 +9,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxrl_sat import optim
+from jaxrl_sat import model, optim
 from jaxrl_sat.objectives.direction import PredictiveKl, PredictiveTv
 from jaxrl_sat.objectives.masks import DivergenceMask, support_kl
-from jaxrl_sat.step import ROW_AXES, StepSettings, direction_report, recomputed_logp, row_axis, train_step
+from jaxrl_sat.step import StepSettings, batch_axes, direction_report, recomputed_logp, train_step
 from jaxrl_sat.types import Batch, Params, TrainState
 
 
 class Learner:
     """The compiled functions of one run on one mesh. It holds no state: what changes goes in and comes out."""
 
-    def __init__(self, settings: StepSettings, optimizer: optax.GradientTransformation, param_shardings: Params):
+    def __init__(self, settings: StepSettings, optimizer: optax.GradientTransformation):
+        layout = settings.execution.layout
         self.settings = settings
         self._optimizer = optimizer
-        self.param_shardings = param_shardings
-        self._replicated = NamedSharding(settings.mesh, PartitionSpec())
+        self.param_shardings = layout.place(model.param_specs(settings.model, layout))
+        self._replicated = layout.sharding((), ())
 
         def step(params: Params, rest: TrainState, ref_params: Params, batch: Batch, logp_old: Array) -> Any:
             state = dataclasses.replace(rest, params=params)
@@ -62,13 +62,15 @@ class Learner:
         return TrainState(params=params, opt_state=opt_state, step=zeros[0], skipped=zeros[1])
 
     def place(self, batch: Batch) -> Batch:
-        """A packed batch on the mesh, its rows spread over the data and fsdp axes."""
+        """A packed batch on the mesh, rows and sequences spread as the layout says."""
+        return jax.device_put(batch, self.batch_shardings(batch))
 
-        def put(path: tuple, x: Any) -> Array:
-            spec = PartitionSpec(*(None,) * row_axis(path), ROW_AXES)
-            return jax.device_put(x, NamedSharding(self.settings.mesh, spec))
-
-        return jax.tree_util.tree_map_with_path(put, batch)
+    def batch_shardings(self, batch: Batch) -> Batch:
+        """Where each array of a batch (or its shape struct) lies."""
+        layout = self.settings.execution.layout
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: layout.sharding(batch_axes(path, len(x.shape)), x.shape), batch
+        )
 
     def logp_old(self, batch: Batch, versions: dict[int, Params]) -> Float[Array, "N T"]:
         """log mu~: each token's log-prob recomputed at the version that sampled it, from `versions` by number."""

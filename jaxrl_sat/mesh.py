@@ -1,7 +1,7 @@
-"""The trainer's and the sampler's devices, and where each logical axis of an array lies on them.
+"""The trainer's and the sampler's devices, and the table of each: which mesh axis carries which logical axis.
 
-Logical names come from the model (`jaxrl_sat.model.param_axes`) and the batch; one table a mesh says which mesh axis
-carries each. Nothing else in the package knows how arrays are cut.
+Logical names come from the model (`jaxrl_sat.model.param_axes`) and the batch. Nothing else in the package knows how
+arrays are cut; `jaxrl_sat.layout` makes specs and collectives of a table.
 """
 
 from __future__ import annotations
@@ -13,28 +13,31 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh
 
 from jaxrl_sat import model
 from jaxrl_sat.config import RunConfig
+from jaxrl_sat.layout import Layout, Rules
 from jaxrl_sat.types import InputError
 
-Rules = Mapping[str, str | tuple[str, ...] | None]
-
 TRAINER_RULES: Rules = {
-    "rows": ("data", "fsdp"),
+    "rows": ("data", "fsdp", "expert"),
+    "sequence": "context",
     "layers": None,
-    "embed": "fsdp",
+    "embed": ("fsdp", "expert", "context"),  # what an axis has not cut otherwise: all but data hold parts of the state
     "vocab": "tensor",
     "heads": "tensor",
     "kv_heads": "tensor",
     "head_dim": None,
     "mlp": "tensor",
     "experts": "expert",
+    "choices": None,  # each device routes among all experts
 }
 
 SAMPLER_RULES: Rules = {
-    "slots": "data",
+    "rows": "data",
+    "sequence": None,
     "layers": None,
     "embed": None,
     "vocab": "tensor",
@@ -43,6 +46,7 @@ SAMPLER_RULES: Rules = {
     "head_dim": None,
     "mlp": "tensor",
     "experts": "expert",
+    "choices": None,  # each device routes among all experts
 }
 
 
@@ -53,6 +57,16 @@ class Meshes:
     trainer: Mesh
     sampler: Mesh
     colocated: bool
+
+    @property
+    def trainer_layout(self) -> Layout:
+        """Where the trainer's arrays lie."""
+        return Layout.of(self.trainer, TRAINER_RULES)
+
+    @property
+    def sampler_layout(self) -> Layout:
+        """Where the sampler's arrays lie."""
+        return Layout.of(self.sampler, SAMPLER_RULES)
 
 
 def axes(config: RunConfig) -> dict[str, dict[str, int]]:
@@ -86,29 +100,20 @@ def make_meshes(config: RunConfig, devices: Sequence[Any]) -> Meshes:
 
 
 def _mesh(sizes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
-    grid = np.array(devices, dtype=object).reshape(tuple(sizes.values()))
+    """The devices in an order that suits their network. Over several slices, the data axis crosses between them."""
+    shape = tuple(sizes.values())
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if devices[0].platform != "tpu":
+        grid = np.array(devices, dtype=object).reshape(shape)
+    elif slices == 1:
+        grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    else:
+        if sizes["data"] % slices:
+            raise InputError(f"mesh: data is {sizes['data']}; allowed: a multiple of {slices}, the slices found")
+        across = (slices, *(1,) * (len(shape) - 1))
+        inside = (shape[0] // slices, *shape[1:])
+        grid = mesh_utils.create_hybrid_device_mesh(inside, across, devices, allow_split_physical_axes=True)
     return Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
-
-
-def spec(logical: Sequence[str | None], rules: Rules) -> PartitionSpec:
-    """The cut of an array with these logical axes. A mesh axis cuts one dimension only: the first that asks for it."""
-    used: set[str] = set()
-    cuts: list[str | tuple[str, ...] | None] = []
-    for name in logical:
-        cut = rules[name] if name is not None else None
-        names = (cut,) if isinstance(cut, str) else cut or ()
-        cuts.append(None if used.intersection(names) else cut)
-        used.update(names)
-    return PartitionSpec(*cuts)
-
-
-def _is_axes(node: Any) -> bool:
-    return isinstance(node, tuple) and all(name is None or isinstance(name, str) for name in node)
-
-
-def shardings(axes_tree: Any, rules: Rules, mesh: Mesh) -> Any:
-    """A `NamedSharding` for each tuple of logical names in `axes_tree`, in a pytree of the same shape."""
-    return jax.tree.map(lambda logical: NamedSharding(mesh, spec(logical, rules)), axes_tree, is_leaf=_is_axes)
 
 
 def check_fits(config: RunConfig, model_config: model.ModelConfig) -> None:
@@ -122,14 +127,22 @@ def check_fits(config: RunConfig, model_config: model.ModelConfig) -> None:
             f"sampler.max_response_tokens: {config.sampler.max_response_tokens} after data.max_prompt_tokens "
             f"{config.data.max_prompt_tokens}; allowed: {known} together, the model's max_position_embeddings"
         )
-    shapes = jax.tree.leaves(model.abstract_params(model_config))
-    logical = jax.tree.leaves(model.param_axes(model_config), is_leaf=_is_axes)
     for name, rules in (("trainer", TRAINER_RULES), ("sampler", SAMPLER_RULES)):
-        sizes = axes(config)[name]
-        for array, names in zip(shapes, logical, strict=True):
-            for size, dimension, cut in zip(array.shape, names, spec(names, rules), strict=True):
-                if isinstance(cut, str) and size % sizes[cut]:
-                    raise InputError(
-                        f"mesh.{name}.{cut}: {sizes[cut]}; allowed: a divisor of {size}, "
-                        f"the model's {dimension} dimension"
-                    )
+        _check_cuts(name, axes(config)[name], rules, model_config)
+
+
+def _check_cuts(name: str, sizes: Mapping[str, int], rules: Rules, model_config: model.ModelConfig) -> None:
+    shapes = jax.tree.leaves(model.abstract_params(model_config))
+    logical = jax.tree.leaves(model.param_axes(model_config), is_leaf=lambda node: isinstance(node, tuple))
+    for array, names in zip(shapes, logical, strict=True):
+        used: set[str] = set()
+        for size, dimension in zip(array.shape, names, strict=True):
+            rule = rules[dimension]
+            cut = [axis for axis in ((rule,) if isinstance(rule, str) else rule or ()) if axis not in used]
+            used.update(cut)
+            ways = math.prod(sizes[axis] for axis in cut)
+            # Where there are more devices than key-value heads, each head is held by several.
+            shared = dimension == "kv_heads" and ways % size == 0
+            if size % ways and not shared:
+                keys = " x ".join(f"mesh.{name}.{axis}" for axis in cut if sizes[axis] > 1)
+                raise InputError(f"{keys}: {ways}; allowed: a divisor of {size}, the model's {dimension} dimension")

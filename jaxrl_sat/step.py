@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxrl_sat import model
+from jaxrl_sat import model, optim
 from jaxrl_sat.objectives import (
     Evidence,
     LossOut,
@@ -35,6 +34,7 @@ from jaxrl_sat.objectives import (
     needs_recomputed,
     normalise,
     renormalised,
+    router_loss,
     staleness,
     staleness_split,
     total_loss,
@@ -42,10 +42,7 @@ from jaxrl_sat.objectives import (
 )
 from jaxrl_sat.objectives.direction_analysis import direction_after, direction_before, direction_counts
 from jaxrl_sat.objectives.masks import DivergenceMask
-from jaxrl_sat.types import AnyArray, Batch, Params, TrainState
-
-ROW_AXES = ("data", "fsdp")
-"""Mesh axes that rows are spread over."""
+from jaxrl_sat.types import AnyArray, Batch, Params, RouterSums, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,24 +55,26 @@ class StepSettings:
     kl_kind: str
     kl_level: str
     entropy_coef: float
+    load_balance_coef: float
+    router_z_coef: float
     temperature: float  # the sampler's; logits are divided by it, so that both sides speak of one distribution
     microbatch_rows: int
     num_segments: int  # segment slots of a row
     replay: bool  # route as the sampler did (R3) or freely
-    remat: bool  # recompute each layer's activations in the backward pass
-    mesh: Mesh  # rows are spread over its data and fsdp axes
+    execution: model.Execution  # the trainer's mesh among others
 
 
 @struct.dataclass
-class Statistics:
+class PolicyStatistics:
     """Of every token given those before it, under one policy, float32; position 0 of a row is meaningless."""
 
     logp: AnyArray  # [N, T]
     entropy: AnyArray  # [N, T], of the full softmax
     topk_logp: AnyArray  # [N, T, K], of the recorded words
+    router: RouterSums | None  # where the settings ask for the router's losses
 
 
-def token_evidence(params: Params, batch: Batch, replay: bool, settings: StepSettings) -> Statistics:
+def policy_statistics(params: Params, batch: Batch, replay: bool, settings: StepSettings) -> PolicyStatistics:
     """What the policy `params` says of the tokens of `batch`.
 
     `replay` routes as the batch records; ids stay in their small integers until here. Where the batch carries a
@@ -84,36 +83,39 @@ def token_evidence(params: Params, batch: Batch, replay: bool, settings: StepSet
     routing = None
     if replay:
         routing = dataclasses.replace(batch.routing, expert_ids=batch.routing.expert_ids.astype(jnp.int32))
-    out = model.forward(
-        params, settings.model, batch.tokens, batch.positions, batch.segment_ids, routing, remat=settings.remat
-    )
-    before = jnp.pad(out.hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
+    asked = (batch.tokens, batch.positions, batch.segment_ids, routing, settings.execution)
+    out = model.forward(params, settings.model, *asked)
+    # What a position says is of the next token: words go one to the left and numbers come one to the right, since the
+    # hidden states are the larger, and cut along the sequence too.
+    words = jax.tree.map(lambda ids: jnp.roll(ids, -1, axis=1), (batch.tokens, batch.nucleus_ids, batch.topk_ids))
+    next_word, nucleus_ids, topk_ids = words
     stats = model.token_statistics(
-        params, settings.model, before, batch.tokens, settings.temperature, batch.nucleus_ids, batch.topk_ids
+        params, settings.model, out.hidden, next_word, settings.temperature, nucleus_ids, topk_ids, settings.execution
     )
+    stats = jax.tree.map(lambda x: jnp.roll(x, 1, axis=1), stats)
     if not batch.nucleus_ids.shape[-1]:
-        return Statistics(stats.logp, stats.entropy, stats.topk_logp)
+        return PolicyStatistics(stats.logp, stats.entropy, stats.topk_logp, out.router)
     logp, log_mass = renormalised(stats.logp, stats.nucleus_logp, batch.nucleus_ids, batch.tokens)
     kept = jnp.isfinite(batch.topk_logp)  # the sampler's log-prob of a word outside the nucleus is -inf
     topk_logp = jnp.where(kept, stats.topk_logp - jax.lax.stop_gradient(log_mass)[..., None], -jnp.inf)
-    return Statistics(logp, stats.entropy, topk_logp)
+    return PolicyStatistics(logp, stats.entropy, topk_logp, out.router)
 
 
-def row_axis(path: tuple) -> int:
-    """Which axis of a batch's leaf counts rows: the second of `expert_ids`, the first of everything else."""
-    return 1 if getattr(path[-1], "name", None) == "expert_ids" else 0
+def batch_axes(path: tuple, ndim: int) -> tuple[str | None, ...]:
+    """Logical axes of a batch's leaf: rows and then the sequence, behind the layers in `expert_ids`."""
+    layers = (None,) * (getattr(path[-1], "name", None) == "expert_ids")
+    return (*layers, "rows", "sequence", *(None,) * (ndim - 2 - len(layers)))
 
 
 def microbatches(tree: Any, settings: StepSettings) -> Any:
     """Cut a pytree of row-major arrays into [M, microbatch_rows, ...], each microbatch spread over the whole mesh."""
 
     def cut(path: tuple, x: Array) -> Array:
-        axis = row_axis(path)
-        rows = settings.microbatch_rows
+        names = batch_axes(path, x.ndim)
+        axis, rows = names.index("rows"), settings.microbatch_rows
         cut_shape = (*x.shape[:axis], x.shape[axis] // rows, rows, *x.shape[axis + 1 :])
         x = jnp.moveaxis(x.reshape(cut_shape), axis, 0)
-        spec = PartitionSpec(*(None,) * (axis + 1), ROW_AXES)
-        return jax.lax.with_sharding_constraint(x, NamedSharding(settings.mesh, spec))
+        return settings.execution.layout.constrain(x, None, *names)
 
     return jax.tree_util.tree_map_with_path(cut, tree)
 
@@ -122,7 +124,13 @@ def policy_evidence(
     params: Params, batch: Batch, logp_old: Float[Array, "N T"], settings: StepSettings, **more: Any
 ) -> Evidence:
     """The evidence of `batch` under `params`; `more` are further fields of `make_evidence`."""
-    stats = token_evidence(params, batch, settings.replay, settings)
+    return evidence_of(policy_statistics(params, batch, settings.replay, settings), batch, logp_old, settings, **more)
+
+
+def evidence_of(
+    stats: PolicyStatistics, batch: Batch, logp_old: Float[Array, "N T"], settings: StepSettings, **more: Any
+) -> Evidence:
+    """The evidence of `batch` under a policy whose statistics are at hand."""
     return make_evidence(
         stats.logp,
         batch.behaviour_logp,
@@ -153,8 +161,9 @@ def microbatch_loss(
     more: dict[str, Any] = {"update_scale": scale}
     if settings.kl_coef:
         # The reference is a policy of its own, so it routes freely.
-        more["logp_ref"] = jax.lax.stop_gradient(token_evidence(ref_params, batch, False, settings).logp)
-    evidence = policy_evidence(params, batch, logp_old, settings, **more)
+        more["logp_ref"] = jax.lax.stop_gradient(policy_statistics(ref_params, batch, False, settings).logp)
+    stats = policy_statistics(params, batch, settings.replay, settings)
+    evidence = evidence_of(stats, batch, logp_old, settings, **more)
     out = total_loss(
         settings.objective, evidence, settings.kl_coef, settings.kl_kind, settings.entropy_coef, settings.kl_level
     )
@@ -163,7 +172,12 @@ def microbatch_loss(
         metrics = combine(metrics, divergences(evidence))
     if needs_recomputed(settings.objective):
         metrics = combine(metrics, staleness_split(evidence))
-    return out.loss_sum, dataclasses.replace(out, metrics=metrics)
+    loss_sum = out.loss_sum
+    if stats.router is not None:
+        # Means over the microbatch, with its share of the update.
+        auxiliary, found = router_loss(stats.router, settings.load_balance_coef, settings.router_z_coef)
+        loss_sum, metrics = loss_sum + auxiliary * jax.lax.stop_gradient(out.count), combine(metrics, found)
+    return loss_sum, dataclasses.replace(out, loss_sum=loss_sum, metrics=metrics)
 
 
 def update_scales(params: Params, parts: tuple[Batch, Array], settings: StepSettings) -> UpdateScale | None:
@@ -241,7 +255,7 @@ def train_step(
     skip = ~(jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (n_active > 0))
     keep_old = functools.partial(jnp.where, skip)
     new = TrainState(
-        params=jax.tree.map(keep_old, state.params, optax.apply_updates(state.params, updates)),
+        params=jax.tree.map(keep_old, state.params, optim.apply_updates(state.params, updates, opt_state)),
         opt_state=jax.tree.map(keep_old, state.opt_state, opt_state),
         step=state.step + 1,
         skipped=state.skipped + skip.astype(jnp.int32),
@@ -256,7 +270,7 @@ def recomputed_logp(params: Params, batch: Batch, settings: StepSettings) -> Flo
     """Trainer-side log-probs of the batch at `params`: log mu~ of SPEC 3 when these are the weights that sampled."""
 
     def one(part: Batch) -> Array:
-        return token_evidence(params, part, settings.replay, settings).logp
+        return policy_statistics(params, part, settings.replay, settings).logp
 
     return jax.lax.map(one, microbatches(batch, settings)).reshape(batch.tokens.shape)
 

@@ -87,16 +87,21 @@ def make_learner(config: RunConfig, model_config: model.ModelConfig, meshes: mes
         kl_kind=config.loss.kl_kind,
         kl_level=config.loss.kl_level,
         entropy_coef=config.loss.entropy_coef,
+        load_balance_coef=config.loss.load_balance_coef,
+        router_z_coef=config.loss.router_z_coef,
         temperature=config.sampler.temperature,
         microbatch_rows=config.learner.microbatch_rows,
         num_segments=packing.segments_per_row(config.learner.row_tokens),
         replay=config.learner.replay,
-        remat=config.learner.remat,
-        mesh=meshes.trainer,
+        execution=model.Execution(
+            layout=meshes.trainer_layout,
+            remat=config.learner.remat,
+            router_sums=config.loss.load_balance_coef > 0 or config.loss.router_z_coef > 0,
+            max_segments=packing.segments_per_row(config.learner.row_tokens) + 1,
+        ),
     )
     optimizer = optim.make_optimizer(**dataclasses.asdict(config.optimizer))
-    shardings = mesh.shardings(model.param_axes(model_config), mesh.TRAINER_RULES, meshes.trainer)
-    return Learner(settings, optimizer, shardings)
+    return Learner(settings, optimizer)
 
 
 def make_engine(
@@ -109,7 +114,7 @@ def make_engine(
     )
     return sampler.RolloutEngine(
         config=model_config,
-        mesh=meshes.sampler,
+        layout=meshes.sampler_layout,
         slots=config.sampler.slots,
         max_prompt_tokens=config.data.max_prompt_tokens,
         max_response_tokens=config.sampler.max_response_tokens,
@@ -117,7 +122,6 @@ def make_engine(
         topk=min(config.sampler.topk, model_config.vocab_size),
         dtype=config.sampler.dtype,
         cache_dtype=config.sampler.cache_dtype,
-        rules=mesh.SAMPLER_RULES,
     )
 
 

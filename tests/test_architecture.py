@@ -26,17 +26,18 @@ TOP = {"train", "aot", "plan", "main"}
 
 MAY_IMPORT = {
     "types": set(),
+    "layout": set(),
     "schema": {"types"},
     "objectives": {"types"},
-    "model": {"types"},
-    "sampler": {"types", "model"},
+    "model": {"types", "layout"},
+    "sampler": {"types", "layout", "model"},
     "optim": {"types"},
     "pipeline": {"types"},
     "rewards": {"types"},
     "step": {"types", "model", "objectives", "optim"},
-    "learner": {"types", "objectives", "optim", "step"},
+    "learner": {"types", "model", "objectives", "optim", "step"},
     "config": {"types", "schema", "objectives", "pipeline"},
-    "mesh": {"types", "model", "config"},
+    "mesh": {"types", "layout", "model", "config"},
 }
 """The rooms of the package that those named may import; the rest are held to having no cycle."""
 

@@ -208,7 +208,7 @@ def test_rules_between_keys() -> None:
         ("updates", "7", 7),
         ("loss.kl_coef", "1e-4", 1e-4),
         ("log.tensorboard", "False", False),
-        ("learner.remat", "true", True),
+        ("learner.replay", "true", True),
         ("objective.quantile", ".95", 0.95),
         ("objective.denominator", "recomputed", "recomputed"),
         ("model.path", "a=b", "a=b"),

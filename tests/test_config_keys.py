@@ -61,6 +61,8 @@ OTHER: dict[str, Any] = {
     "loss.kl_coef": 0.01,
     "loss.kl_kind": "k2",
     "loss.entropy_coef": 0.01,
+    "loss.load_balance_coef": 0.01,
+    "loss.router_z_coef": 0.01,
     "loss.advantage": "rloo",
     "loss.overlong_buffer": 4,
     "loss.overlong_penalty": 0.5,
@@ -75,10 +77,11 @@ OTHER: dict[str, Any] = {
     "learner.microbatch_rows": 2,
     "learner.replay": False,
     "learner.replay_top_p": False,
-    "learner.remat": True,
+    "learner.remat": "layer",
     "mesh.trainer.data": 2,
     "mesh.trainer.fsdp": 2,
     "mesh.trainer.expert": 2,
+    "mesh.trainer.context": 2,
     "mesh.trainer.tensor": 2,
     "mesh.sampler.data": 2,
     "mesh.sampler.expert": 2,
@@ -115,6 +118,8 @@ STARTING_FROM = {
     "sampler.nucleus": {"sampler.top_p": 0.9},
     "optimizer.master_copy": {"model.dtype": "bfloat16"},
     "pipeline.mode": {"pipeline.lag": 2},  # at lag 1 fixed and interval are one schedule
+    "loss.load_balance_coef": {"model.path": "moe"},
+    "loss.router_z_coef": {"model.path": "moe"},
     "learner.replay": {"model.path": "moe"},  # a dense model, which traces in half the time, has no routing to replay
 }
 """What else than the flagship a key is changed in."""

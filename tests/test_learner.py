@@ -2,17 +2,20 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jaxrl_sat import model
 from jaxrl_sat.data import packing
+from jaxrl_sat.layout import Layout
 from jaxrl_sat.learner import Learner
+from jaxrl_sat.mesh import TRAINER_RULES
 from jaxrl_sat.objectives import grpo, gspo, sat_grpo
 from jaxrl_sat.optim import make_optimizer
 from jaxrl_sat.step import StepSettings
@@ -46,8 +49,9 @@ def padded(tokens):
     return np.pad(tokens, (0, LONGEST - len(tokens)))
 
 
-def one_device_mesh() -> Mesh:
-    return Mesh(np.asarray(jax.devices()[:1]).reshape(1, 1, 1, 1), ("data", "fsdp", "expert", "tensor"))
+def trainer_layout(*sizes: int) -> Layout:
+    devices = np.asarray(jax.devices()[: math.prod(sizes)]).reshape(sizes)
+    return Layout.of(Mesh(devices, ("data", "fsdp", "expert", "context", "tensor")), TRAINER_RULES)
 
 
 def settings(**changes) -> StepSettings:
@@ -58,12 +62,13 @@ def settings(**changes) -> StepSettings:
         kl_kind="low_var_kl",
         kl_level="token",
         entropy_coef=0.0,
+        load_balance_coef=0.0,
+        router_z_coef=0.0,
         temperature=1.0,
         microbatch_rows=4,
         num_segments=packing.segments_per_row(ROW_TOKENS),
         replay=True,
-        remat=False,
-        mesh=one_device_mesh(),
+        execution=model.Execution(trainer_layout(1, 1, 1, 1, 1)),
     )
     return dataclasses.replace(base, **changes)
 
@@ -71,10 +76,7 @@ def settings(**changes) -> StepSettings:
 @functools.cache
 def make_learner(config: StepSettings) -> Learner:
     """One learner, and so one compilation, for each settings."""
-    shardings = jax.tree.map(
-        lambda _: NamedSharding(config.mesh, PartitionSpec()), model.abstract_params(CONFIG, "float32")
-    )
-    return Learner(config, make_optimizer(1e-3, 0.9, 0.98, 1e-8, 1e9), shardings)
+    return Learner(config, make_optimizer(1e-3, 0.9, 0.98, 1e-8, 1e9))
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +169,9 @@ def test_microbatches_change_nothing(params, batch):
 def test_mesh_changes_nothing(params, batch):
     if batch.tokens.shape[0] % 4:
         raise AssertionError("the fixture's rows must divide over four devices")
-    mesh = Mesh(np.asarray(jax.devices()[:4]).reshape(2, 2, 1, 1), ("data", "fsdp", "expert", "tensor"))
+    spread = model.Execution(trainer_layout(1, 2, 2, 2, 1))
     results = []
-    for config in (settings(objective=sat_grpo()), settings(objective=sat_grpo(), mesh=mesh)):
+    for config in (settings(objective=sat_grpo()), settings(objective=sat_grpo(), execution=spread)):
         learner = make_learner(config)
         placed = learner.place(batch)
         state = learner.init(learner.place_params(params))

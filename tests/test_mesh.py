@@ -24,7 +24,7 @@ def test_the_first_devices_train_and_the_next_sample() -> None:
     assert not meshes.colocated
     assert [device.id for device in meshes.trainer.devices.flat] == [0, 1]
     assert [device.id for device in meshes.sampler.devices.flat] == [2]
-    assert dict(meshes.trainer.shape) == {"data": 1, "fsdp": 2, "expert": 1, "tensor": 1}
+    assert dict(meshes.trainer.shape) == {"data": 1, "fsdp": 2, "expert": 1, "context": 1, "tensor": 1}
     assert dict(meshes.sampler.shape) == {"data": 1, "expert": 1, "tensor": 1}
 
 
@@ -47,14 +47,6 @@ def _product(sizes: dict[str, int]) -> list[int]:
     return [total]
 
 
-def test_spec_uses_a_mesh_axis_once() -> None:
-    assert mesh.spec(("layers", "embed", "heads", "head_dim"), mesh.TRAINER_RULES) == PartitionSpec(
-        None, "fsdp", "tensor", None
-    )
-    assert mesh.spec(("mlp", "vocab", None), mesh.TRAINER_RULES) == PartitionSpec("tensor", None, None)
-    assert mesh.spec(("rows", None), mesh.TRAINER_RULES) == PartitionSpec(("data", "fsdp"), None)
-
-
 @pytest.mark.parametrize("rules", [mesh.TRAINER_RULES, mesh.SAMPLER_RULES])
 def test_the_tables_know_every_axis_of_the_model(rules: mesh.Rules) -> None:
     axes = jax.tree.leaves(model.param_axes(model.ModelConfig.from_hf(TINY)))
@@ -65,25 +57,26 @@ def test_parameters_lie_as_the_table_says() -> None:
     config = model.ModelConfig.from_hf(TINY)
     meshes = mesh.make_meshes(run(fsdp=2), jax.devices())
     params = model.init_params(config, jax.random.key(0))
-    shardings = mesh.shardings(model.param_axes(config), mesh.TRAINER_RULES, meshes.trainer)
-    placed = jax.device_put(params, shardings)
+    layout = meshes.trainer_layout
+    placed = jax.device_put(params, layout.place(model.param_specs(config, layout)))
     embedding = placed["embedding"]
-    assert embedding.sharding.spec == PartitionSpec("tensor", "fsdp")
+    assert embedding.sharding.spec == PartitionSpec(None, "fsdp")
     assert embedding.addressable_shards[0].data.shape == (32, 8)
     assert jnp.array_equal(embedding, params["embedding"])
-
-
-def test_shardings_keep_the_shape_of_the_tree() -> None:
-    meshes = mesh.make_meshes(run(), jax.devices())
-    tree = {"runs": ({"w": ("embed", None)}, {"w": ("vocab",)}), "scalar": ()}
-    found = mesh.shardings(tree, mesh.SAMPLER_RULES, meshes.sampler)
-    assert found["runs"][0]["w"].spec == PartitionSpec(None, None)
-    assert found["runs"][1]["w"].spec == PartitionSpec("tensor")
-    assert found["scalar"].spec == PartitionSpec()
 
 
 def test_an_axis_that_does_not_divide_is_named() -> None:
     config = model.ModelConfig.from_hf(TINY)
     mesh.check_fits(run(tensor=2), config)
-    with pytest.raises(InputError, match=r"^mesh\.trainer\.tensor: 4; allowed: a divisor of 2, the model's kv_heads"):
-        mesh.check_fits(run(tensor=4), config)
+    with pytest.raises(InputError, match=r"^mesh\.trainer\.tensor: 3; allowed: a divisor of "):
+        mesh.check_fits(run(tensor=3), config)
+    with pytest.raises(
+        InputError, match=r"^mesh\.trainer\.fsdp x mesh\.trainer\.context: 64; allowed: a divisor of 16, "
+    ):
+        mesh.check_fits(run(fsdp=16, context=4), config)
+
+
+def test_key_value_heads_are_shared_where_they_are_fewer() -> None:
+    config = model.ModelConfig.from_hf(TINY)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (4, 2)
+    mesh.check_fits(run(tensor=4), config)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 from jaxrl_sat import model, step
 from jaxrl_sat.data import packing
@@ -89,7 +88,6 @@ def packed(params, nucleus: int = 0) -> Batch:
 
 
 def settings(objective: PolicyLoss, microbatch_rows: int = 2, kl_coef: float = 0.0) -> step.StepSettings:
-    devices = np.asarray(jax.devices()[:1]).reshape(1, 1, 1, 1)
     return step.StepSettings(
         model=CONFIG,
         objective=objective,
@@ -97,12 +95,13 @@ def settings(objective: PolicyLoss, microbatch_rows: int = 2, kl_coef: float = 0
         kl_kind="k3",
         kl_level="token",
         entropy_coef=0.0,
+        load_balance_coef=0.0,
+        router_z_coef=0.0,
         temperature=TEMPERATURE,
         microbatch_rows=microbatch_rows,
         num_segments=packing.segments_per_row(ROW),
         replay=True,
-        remat=False,
-        mesh=Mesh(devices, ("data", "fsdp", "expert", "tensor")),
+        execution=model.ONE_DEVICE,
     )
 
 

@@ -55,7 +55,21 @@ def attend_segments(
     return jnp.concatenate(outs, axis=1).reshape(batch, length, heads, head_dim)
 
 
-def _attend_chunks(q: Array, k: Array, v: Array, k_segments: Array, q_segments: Array, start: int) -> Array:
+def attend_segments_from(
+    q: Float[Array, "B Q H hd"],
+    k: Float[Array, "B T KV hd"],
+    v: Float[Array, "B T KV hd"],
+    q_segments: Int[Array, "B Q"],
+    k_segments: Int[Array, "B T"],
+    start: Int[Array, ""],
+) -> Float[Array, "B Q H hd"]:
+    """The same for queries start, start + 1, ... of the row alone, against all of its keys."""
+    batch, length, heads, head_dim = q.shape
+    q = q.reshape(batch, length, k.shape[2], heads // k.shape[2], head_dim)
+    return _attend_chunks(q, k, v, k_segments, q_segments, start).reshape(batch, length, heads, head_dim)
+
+
+def _attend_chunks(q: Array, k: Array, v: Array, k_segments: Array, q_segments: Array, start: int | Array) -> Array:
     """Queries start..start+n-1 against one prefix of the keys, QUERY_CHUNK at a time."""
     block = jax.checkpoint(_attend_prefix)
     count = q.shape[1]

@@ -1,7 +1,8 @@
 """Prefill and decoding over a cache of keys and values.
 
 Layers are unstacked once, when weights are handed to the sampler: a scan over stacked weights would copy each layer's
-weights at every decode step, while a step is bounded by reading them. The layer function is the one of training.
+weights at every decode step, while a step is bounded by reading them. The layer function is the one of training, and
+like there each device works on its piece.
 """
 
 from __future__ import annotations
@@ -11,13 +12,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxrl_sat.model.attention import attend_cache, attend_segments, rope
+from jaxrl_sat.layout import Layout
+from jaxrl_sat.model import attention_kernels
+from jaxrl_sat.model.attention import attend_cache, rope
 from jaxrl_sat.model.config import ModelConfig
-from jaxrl_sat.model.head import unembed
+from jaxrl_sat.model.embedding import embed
+from jaxrl_sat.model.execution import ONE_DEVICE, Execution
+from jaxrl_sat.model.head import local_logits
 from jaxrl_sat.model.ops import rms_norm
-from jaxrl_sat.model.qwen3 import Attend, layer
+from jaxrl_sat.model.params import gathered, layer_cuts, param_specs
+from jaxrl_sat.model.piece import TOKENS, Piece
+from jaxrl_sat.model.qwen3 import Attend, layer, whole_norm
 from jaxrl_sat.types import AnyArray, Params
 
 DecodeParams = Any
@@ -26,7 +34,10 @@ DecodeParams = Any
 
 @struct.dataclass
 class Cache:
-    """Keys (after RoPE) and values of each layer: tuples of arrays [slots, length, kv_heads, head_dim]."""
+    """Keys (after RoPE) and values of each layer: tuples of arrays [slots, length, heads, head_dim].
+
+    `heads` is `cache_heads`: where attention heads are cut finer than key-value heads, one for each piece.
+    """
 
     k: tuple[AnyArray, ...]
     v: tuple[AnyArray, ...]
@@ -42,26 +53,64 @@ def unstack(params: Params) -> DecodeParams:
     return {**{name: leaf for name, leaf in params.items() if name not in runs}, "layers": tuple(layers)}
 
 
-def init_cache(config: ModelConfig, slots: int, length: int, dtype: Any = "float32") -> Cache:
+def decode_param_specs(config: ModelConfig, layout: Layout) -> DecodeParams:
+    """How each unstacked parameter is cut."""
+    layers = [layer_cuts(config, layout, run)[0] for run in config.runs for _ in range(len(run))]
+    rest = {name: spec for name, spec in param_specs(config, layout).items() if not name.startswith("run")}
+    return {**rest, "layers": tuple(layers)}
+
+
+def cache_heads(config: ModelConfig, layout: Layout) -> int:
+    """Key-value heads of a cache: the model's, or one for each piece of the attention heads if those are more."""
+    return max(config.num_key_value_heads, layout.ways(layout.spec(("heads",), (config.num_attention_heads,))[0]))
+
+
+def cache_specs(config: ModelConfig, layout: Layout, rows: int) -> Cache:
+    """How each array of a cache with so many rows is cut."""
+    heads = layout.spec(("heads",), (config.num_attention_heads,))[0]
+    each = (PartitionSpec(layout.spec(("rows",), (rows,))[0], None, heads, None),) * config.num_hidden_layers
+    return Cache(k=each, v=each)
+
+
+def init_cache(
+    config: ModelConfig, slots: int, length: int, dtype: Any = "float32", execution: Execution = ONE_DEVICE
+) -> Cache:
     """An empty cache: every position is masked until `decode` or an inserted prefill has written it."""
-    shape = (slots, length, config.num_key_value_heads, config.head_dim)
+    shape = (slots, length, cache_heads(config, execution.layout), config.head_dim)
     zeros = [jnp.zeros(shape, dtype) for _ in range(2 * config.num_hidden_layers)]
     return Cache(k=tuple(zeros[::2]), v=tuple(zeros[1::2]))
 
 
 def prefill(
-    params: DecodeParams, config: ModelConfig, tokens: Int[Array, "B P"], lengths: Int[Array, " B"]
+    params: DecodeParams,
+    config: ModelConfig,
+    tokens: Int[Array, "B P"],
+    lengths: Int[Array, " B"],
+    execution: Execution = ONE_DEVICE,
 ) -> tuple[Cache, Int[Array, "M B P k"]]:
     """Keys and values of prompts from position 0, in a cache of length P, and their routing.
 
     Entries at and beyond a prompt's length are padding: their keys, values and expert ids mean nothing.
     """
-    batch, length = tokens.shape
-    positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
-    segment_ids = (positions < lengths[:, None]).astype(jnp.int32)
-    attend: Attend = lambda q, k, v, _: (attend_segments(q, k, v, segment_ids), (k, v))  # noqa: E731
-    _, cache, expert_ids = _layers(params, config, tokens, positions, attend, None)
-    return cache, expert_ids
+    layout = execution.layout
+    rows = layout.spec(TOKENS[:1], lengths.shape)
+    cut = PartitionSpec(*rows, None)
+    piece = Piece.of(config, execution, cut)
+
+    def run(params: DecodeParams, tokens: Array, lengths: Array) -> tuple[Cache, Array]:
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+        segment_ids = (positions < lengths[:, None]).astype(jnp.int32)
+
+        def attend(q: Array, k: Array, v: Array, _: Any) -> tuple[Array, Any]:
+            # A prompt is one sequence, and its padding the other.
+            kernel = (jnp.int32(0), 1, layout.platform, 2)
+            return attention_kernels.attend(q, k, v, segment_ids, segment_ids, *kernel), (k, v)
+
+        _, cache, expert_ids = _layers(params, config, tokens, positions, attend, None, piece)
+        return cache, expert_ids
+
+    out = (cache_specs(config, layout, tokens.shape[0]), PartitionSpec(None, *cut, None))
+    return layout.manual(run, (decode_param_specs(config, layout), cut, rows), out)(params, tokens, lengths)
 
 
 def decode(
@@ -70,18 +119,29 @@ def decode(
     cache: Cache,
     tokens: Int[Array, " S"],
     positions: Int[Array, " S"],
+    execution: Execution = ONE_DEVICE,
 ) -> tuple[Float[Array, "S V"], Cache, Int[Array, "M S k"]]:
     """Feeds one token a slot at its position: next-token logits in float32, the cache with it, its routing.
 
     Attends to cached positions 0..position of the slot. Donate the cache: it is rewritten in place.
     """
+    layout = execution.layout
+    rows = layout.spec(TOKENS[:1], tokens.shape)
+    piece = Piece.of(config, execution, PartitionSpec(*rows, None))
+    specs = decode_param_specs(config, layout)
+    head = specs["head" if "head" in specs else "embedding"]
 
-    def attend(q: Array, k: Array, v: Array, layer_cache: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
-        keys, values = (_write(old, new[:, 0], positions) for old, new in zip(layer_cache, (k, v), strict=True))
-        return attend_cache(q[:, 0], keys, values, positions)[:, None], (keys, values)
+    def run(params: DecodeParams, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache, Array]:
+        def attend(q: Array, k: Array, v: Array, layer_cache: tuple[Array, Array]) -> tuple[Array, Any]:
+            keys, values = (_write(old, new[:, 0], positions) for old, new in zip(layer_cache, (k, v), strict=True))
+            return attend_cache(q[:, 0], keys, values, positions)[:, None], (keys, values)
 
-    x, cache, expert_ids = _layers(params, config, tokens[:, None], positions[:, None], attend, cache)
-    return unembed(params, config, x[:, 0]), cache, expert_ids[:, :, 0]
+        x, cache, expert_ids = _layers(params, config, tokens[:, None], positions[:, None], attend, cache, piece)
+        return local_logits(params, x[:, 0], head, layout), cache, expert_ids[:, :, 0]
+
+    caches = cache_specs(config, layout, tokens.shape[0])
+    out = (PartitionSpec(*rows, None), caches, PartitionSpec(None, *rows, None))
+    return layout.manual(run, (specs, caches, rows, rows), out)(params, cache, tokens, positions)
 
 
 def _write(cache: Array, new: Array, positions: Array) -> Array:
@@ -89,17 +149,28 @@ def _write(cache: Array, new: Array, positions: Array) -> Array:
 
 
 def _layers(
-    params: DecodeParams, config: ModelConfig, tokens: Array, positions: Array, attend: Attend, cache: Cache | None
+    params: DecodeParams,
+    config: ModelConfig,
+    tokens: Array,
+    positions: Array,
+    attend: Attend,
+    cache: Cache | None,
+    piece: Piece,
 ) -> tuple[Array, Cache, Array]:
+    """One device's part of all layers."""
+    layout = piece.layout
     angles = rope(positions, config.head_dim, config.rope_theta)
-    x = jnp.take(params["embedding"], tokens, axis=0)
+    x = embed(params["embedding"], tokens, param_specs(config, layout)["embedding"], layout)
+    cuts = [layer_cuts(config, layout, run) for run in config.runs for _ in range(len(run))]
     keys, values, routing = [], [], []
-    for index, layer_params in enumerate(params["layers"]):
+    for index, (layer_params, cut) in enumerate(zip(params["layers"], cuts, strict=True)):
         layer_cache = None if cache is None else (cache.k[index], cache.v[index])
-        x, (k, v), ids = layer(layer_params, config, x, angles, attend, layer_cache, None)
+        weights = gathered(layer_params, *cut, layout)
+        x, (k, v), router = layer(weights, config, x, angles, attend, layer_cache, None, piece)
         keys.append(k)
         values.append(v)
-        if ids is not None:
-            routing.append(ids)
+        if router is not None:
+            routing.append(router.expert_ids)
     expert_ids = jnp.stack(routing) if routing else jnp.zeros((0, *tokens.shape, 0), jnp.int32)
-    return rms_norm(x, params["final_norm"], config.rms_norm_eps), Cache(k=tuple(keys), v=tuple(values)), expert_ids
+    x = rms_norm(x, whole_norm(params, config, layout), config.rms_norm_eps)
+    return x, Cache(k=tuple(keys), v=tuple(values)), expert_ids

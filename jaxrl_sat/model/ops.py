@@ -21,7 +21,7 @@ def einsum(spec: str, *operands: Array, out: Any = None) -> Array:
 
 
 # What the backward pass of a layer may keep. Routing it always keeps: computed again, a near tie could fall otherwise.
-ROUTING, PRODUCT = "routing", "product"
+ROUTING, PRODUCT, INPUT = "routing", "product", "input"
 
 
 def saved(x: Array, kind: str = PRODUCT) -> Array:

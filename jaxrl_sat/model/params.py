@@ -6,14 +6,17 @@ layers of a run are stacked on axis 0. Linear maps are stored input first; the e
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
+from jaxrl_sat.layout import Layout
 from jaxrl_sat.model.config import ModelConfig, Run
-from jaxrl_sat.types import Params
+from jaxrl_sat.types import InputError, Params
 
 
 class _Declare:
@@ -62,7 +65,7 @@ class Moe(nnx.Module):
 
     def __init__(self, config: ModelConfig, declare: _Declare):
         e, d, f = config.num_experts, config.hidden_size, config.moe_intermediate_size
-        self.router = declare.weight(embed=d, experts=e)
+        self.router = declare.weight(embed=d, choices=e)
         self.gate = declare.weight(experts=e, embed=d, mlp=f)
         self.up = declare.weight(experts=e, embed=d, mlp=f)
         self.down = declare.weight(experts=e, mlp=f, embed=d)
@@ -116,3 +119,39 @@ def param_axes(config: ModelConfig) -> Params:
             node = node.setdefault(name, {})
         node[path[-1]] = variable.get_metadata("axes")
     return axes
+
+
+@functools.lru_cache(maxsize=64)
+def param_specs(config: ModelConfig, layout: Layout) -> Params:
+    """How each parameter is cut, a PartitionSpec a parameter. Treat as constant: it is shared.
+
+    Raises `InputError` where the key-value heads neither divide the pieces of the attention heads nor are divided.
+    """
+    pieces = layout.ways(layout.spec(("heads",), (config.num_attention_heads,))[0])
+    heads = config.num_key_value_heads
+    if heads % pieces and pieces % heads:
+        raise InputError(
+            f"num_key_value_heads: {heads}, with attention heads cut {pieces} ways; allowed: a number that "
+            "divides the other"
+        )
+    return layout.specs(abstract_params(config), param_axes(config))
+
+
+@functools.lru_cache(maxsize=64)
+def layer_cuts(config: ModelConfig, layout: Layout, run: Run) -> tuple[Params, Params]:
+    """Specs and logical axes of the parameters of one layer of a run, as they are once it is taken from the stack."""
+    axes = jax.tree.map(lambda names: names[1:], param_axes(config)[run.name], is_leaf=lambda n: isinstance(n, tuple))
+    specs = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), param_specs(config, layout)[run.name])
+    return specs, axes
+
+
+def gathered(params: Params, specs: Params, axes: Params, layout: Layout) -> Params:
+    """Inside `Layout.manual`: this device's pieces with the model's width made whole, as the products need them."""
+
+    def whole(piece: jax.Array, spec: PartitionSpec, names: tuple[str, ...]) -> jax.Array:
+        for dimension, name in enumerate(names):
+            if name == "embed":
+                piece = layout.gather(piece, spec[dimension], dimension)
+        return piece
+
+    return jax.tree.map(whole, params, specs, axes)

@@ -1,21 +1,34 @@
-"""The decoder as pure functions: one layer function for training, prefill and decoding."""
+"""The decoder as pure functions: one layer function for training, prefill and decoding.
+
+The whole pass runs inside `Layout.manual`: what stands here is what one device does with its piece of the tokens and of
+the weights. On one device nothing is cut, and the collectives vanish.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxrl_sat.model.attention import Rope, attend_segments, rope, rotate
-from jaxrl_sat.model.config import ModelConfig, Run
+from jaxrl_sat.layout import Layout
+from jaxrl_sat.model import attention_kernels
+from jaxrl_sat.model.attention import Rope, rope, rotate
+from jaxrl_sat.model.config import ModelConfig
+from jaxrl_sat.model.embedding import embed
+from jaxrl_sat.model.execution import ONE_DEVICE, Execution
 from jaxrl_sat.model.head import unembed
-from jaxrl_sat.model.moe import moe
-from jaxrl_sat.model.ops import PRODUCT, ROUTING, einsum, rms_norm, saved
-from jaxrl_sat.types import AnyArray, Params, RouterTrace
+from jaxrl_sat.model.moe import Router, moe, router_sums
+from jaxrl_sat.model.ops import INPUT, einsum, rms_norm, saved
+from jaxrl_sat.model.params import gathered, layer_cuts, param_specs
+from jaxrl_sat.model.piece import TOKENS, Piece
+from jaxrl_sat.types import AnyArray, Params, RouterSums, RouterTrace
 
 # (queries, keys, values, this layer's cache) -> (attended values, what the layer hands on as its cache)
 Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
@@ -27,6 +40,7 @@ class ForwardOut:
 
     hidden: AnyArray  # [B, T, D], after the final norm
     routing: RouterTrace
+    router: RouterSums | None  # where the execution asks for them
 
 
 @struct.dataclass
@@ -45,28 +59,44 @@ def layer(
     attend: Attend,
     cache: Any,
     replay: tuple[Array, Array] | None,
-) -> tuple[Float[Array, "B T D"], Any, Int[Array, "B T k"] | None]:
-    """One decoder layer: (x, its cache, recorded routing) -> (x, what `attend` hands on, expert ids; None if dense)."""
-    p = params["attention"]
+    piece: Piece,
+) -> tuple[Float[Array, "B T D"], Any, Router | None]:
+    """One decoder layer: (x, its cache, recorded routing) -> (x, what `attend` hands on, routing; None if dense).
+
+    `params` has this device's heads and experts, and its part of the width of the feed-forward blocks.
+    """
+    p = _own_key_value_heads(params["attention"], config, piece)
     normed = rms_norm(x, params["attention_norm"], config.rms_norm_eps)
     q, k, v = (saved(einsum("btd,dhk->bthk", normed, p[name])) for name in "qkv")
     if config.qk_norm:
         q = rms_norm(q, p["q_norm"], config.rms_norm_eps)
         k = rms_norm(k, p["k_norm"], config.rms_norm_eps)
     attended, cache = attend(rotate(q, angles), rotate(k, angles), v, cache)
-    x = saved(x + einsum("bthk,hkd->btd", saved(attended), p["o"]))
+    attended = einsum("bthk,hkd->btd", saved(attended), p["o"])
+    x = saved(x + piece.layout.total(attended, piece.heads))
 
     normed = rms_norm(x, params["mlp_norm"], config.rms_norm_eps)
     p = params["mlp"]
     if "router" not in p:
         gate, up = (saved(einsum("btd,df->btf", normed, p[name])) for name in ("gate", "up"))
-        hidden = jax.nn.silu(gate) * up
-        return x + einsum("btf,fd->btd", hidden, p["down"]), cache, None
+        out = einsum("btf,fd->btd", jax.nn.silu(gate) * up, p["down"])
+        return x + piece.layout.total(out, piece.mlp), cache, None
     batch, length, width = x.shape
     if replay is not None:
         replay = (replay[0].reshape(batch * length, -1), replay[1].reshape(-1))
-    out, ids = moe(p, config, normed.reshape(-1, width), replay)
-    return x + out.reshape(x.shape), cache, ids.reshape(batch, length, -1)
+    out, router = moe(p, config, normed.reshape(-1, width), replay, piece)
+    shaped = jax.tree.map(lambda a: a.reshape(batch, length, -1), router)
+    return x + out.reshape(x.shape), cache, shaped
+
+
+def _own_key_value_heads(p: Params, config: ModelConfig, piece: Piece) -> Params:
+    """Where key-value heads are not cut with the attention heads, those that this device's heads attend by."""
+    ways, heads = piece.layout.ways(piece.heads), config.num_key_value_heads
+    own = max(1, heads // ways)
+    if p["k"].shape[1] == own:
+        return p
+    first = piece.layout.index(piece.heads) * heads // ways
+    return {**p, **{name: jax.lax.dynamic_slice_in_dim(p[name], first, own, 1) for name in "kv"}}
 
 
 def forward(
@@ -76,56 +106,87 @@ def forward(
     positions: Int[Array, "B T"] | None = None,
     segment_ids: Int[Array, "B T"] | None = None,
     replay: RouterTrace | None = None,
-    remat: bool = False,
+    execution: Execution = ONE_DEVICE,
 ) -> ForwardOut:
     """Hidden states after the final norm, and routing [M, B, T, k].
 
     `segment_ids` None is one segment a row; id 0 is padding, which no other segment sees. `positions` None counts from
-    0 in each segment. Where `replay` is valid its expert ids are taken; gates always come from the live router. With
-    `remat` the backward pass keeps only a layer's input and routing; without, its matrix products too.
+    0 in each segment. Where `replay` is valid its expert ids are taken; gates always come from the live router.
     """
     if segment_ids is None:
         segment_ids = jnp.ones(tokens.shape, jnp.int32)
     if positions is None:
         positions = segment_positions(segment_ids)
-    attend: Attend = lambda q, k, v, cache: (attend_segments(q, k, v, segment_ids), cache)  # noqa: E731
+    layout = execution.layout
+    spec = layout.spec(TOKENS, tokens.shape)
+    trace_spec = PartitionSpec(None, *spec, None)
+    specs = _without_head(param_specs(config, layout))
+    recorded = None if replay is None else (replay.expert_ids, replay.valid)
+    run = functools.partial(_forward, config=config, execution=execution, spec=spec)
+    hidden, expert_ids, sums = layout.manual(
+        run,
+        (specs, spec, spec, spec, None if replay is None else (trace_spec, spec)),
+        (PartitionSpec(*spec, None), trace_spec, PartitionSpec()),
+    )(_without_head(params), tokens, positions, segment_ids, recorded)
+    return ForwardOut(hidden=hidden, routing=RouterTrace(expert_ids=expert_ids, valid=segment_ids != 0), router=sums)
+
+
+def _without_head(tree: Params) -> Params:
+    return {name: node for name, node in tree.items() if name != "head"}
+
+
+def _forward(
+    params: Params,
+    tokens: Array,
+    positions: Array,
+    segment_ids: Array,
+    recorded: tuple[Array, Array] | None,
+    config: ModelConfig,
+    execution: Execution,
+    spec: PartitionSpec,
+) -> tuple[Array, Array, RouterSums | None]:
+    """One device's part of `forward`."""
+    layout, piece = execution.layout, Piece.of(config, execution, spec)
+    row_segments = layout.gather(segment_ids, piece.sequence, 1)
+
+    def attend(q: Array, k: Array, v: Array, cache: Any) -> tuple[Array, Any]:
+        k, v = (layout.gather(x, piece.sequence, 1) for x in (k, v))
+        place = (layout.index(piece.sequence), layout.ways(piece.sequence))
+        kernel = (layout.platform, execution.max_segments)
+        return attention_kernels.attend(q, k, v, segment_ids, row_segments, *place, *kernel), cache
+
     angles = rope(positions, config.head_dim, config.rope_theta)
-    x = jnp.take(params["embedding"], tokens, axis=0)
-    routing, start = [], 0
+
+    def step(cuts: tuple[Params, Params], x: Array, layer_in: tuple[Params, Array | None]) -> tuple[Array, Any]:
+        pieces, ids = layer_in
+        replay = None if ids is None or recorded is None else (ids, recorded[1])
+        weights = gathered(pieces, *cuts, layout)
+        x, _, router = layer(weights, config, saved(x, INPUT), angles, attend, None, replay, piece)
+        if router is None:
+            return x, None
+        sums = router_sums(router, segment_ids != 0, piece) if execution.router_sums else None
+        return x, (router.expert_ids, sums)
+
+    x = embed(params["embedding"], tokens, param_specs(config, layout)["embedding"], layout)
+    found: list[Any] = []
+    start = 0
     for run in config.runs:
         stop = start + len(run) * run.sparse
-        recorded = None
-        if replay is not None and run.sparse:
-            recorded = jax.lax.slice_in_dim(replay.expert_ids, start, stop)
-        x, ids = _scan_run(params[run.name], config, run, x, angles, attend, recorded, replay, remat)
-        if run.sparse:
-            routing.append(ids)
+        ids = jax.lax.slice_in_dim(recorded[0], start, stop) if recorded is not None and run.sparse else None
+        block = execution.checkpointed(functools.partial(step, layer_cuts(config, layout, run)))
+        x, routing = jax.lax.scan(block, x, (params[run.name], ids), length=len(run))
+        found += [routing] if run.sparse else []
         start = stop
-    expert_ids = jnp.concatenate(routing) if routing else jnp.zeros((0, *tokens.shape, 0), jnp.int32)
-    hidden = rms_norm(x, params["final_norm"], config.rms_norm_eps)
-    return ForwardOut(hidden=hidden, routing=RouterTrace(expert_ids=expert_ids, valid=segment_ids != 0))
+    x = rms_norm(x, whole_norm(params, config, layout), config.rms_norm_eps)
+    if not found:
+        return x, jnp.zeros((0, *tokens.shape, 0), jnp.int32), None
+    expert_ids, sums = jax.tree.map(lambda *runs: jnp.concatenate(runs), *found)
+    return x, expert_ids, None if sums is None else dataclasses.replace(sums, tokens=sums.tokens[0])
 
 
-def _scan_run(
-    params: Params,
-    config: ModelConfig,
-    run: Run,
-    x: Array,
-    angles: Rope,
-    attend: Attend,
-    recorded: Array | None,
-    replay: RouterTrace | None,
-    remat: bool,
-) -> tuple[Array, Array | None]:
-    def step(x: Array, layer_in: tuple[Params, Array | None]) -> tuple[Array, Array | None]:
-        layer_params, layer_ids = layer_in
-        layer_replay = None if layer_ids is None or replay is None else (layer_ids, replay.valid)
-        x, _, ids = layer(layer_params, config, x, angles, attend, None, layer_replay)
-        return x, ids
-
-    policy = jax.checkpoint_policies.save_only_these_names(*([ROUTING] if remat else [ROUTING, PRODUCT]))
-    # The two directions of a scan are compiled apart, so recomputation needs no guard against being merged away.
-    return jax.lax.scan(jax.checkpoint(step, policy=policy, prevent_cse=False), x, (params, recorded), length=len(run))
+def whole_norm(params: Params, config: ModelConfig, layout: Layout) -> Float[Array, " D"]:
+    """Inside `Layout.manual`: the scale of the final norm."""
+    return layout.gather(params["final_norm"], param_specs(config, layout)["final_norm"][0], 0)
 
 
 def segment_positions(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
@@ -142,7 +203,8 @@ def logits(
     positions: Int[Array, "B T"] | None = None,
     segment_ids: Int[Array, "B T"] | None = None,
     replay: RouterTrace | None = None,
+    execution: Execution = ONE_DEVICE,
 ) -> LogitsOut:
     """Next-token logits [B, T, V] in float32, and routing. Arguments as for `forward`."""
-    out = forward(params, config, tokens, positions, segment_ids, replay)
-    return LogitsOut(logits=unembed(params, config, out.hidden), routing=out.routing)
+    out = forward(params, config, tokens, positions, segment_ids, replay, execution)
+    return LogitsOut(logits=unembed(params, config, out.hidden, execution), routing=out.routing)

@@ -24,11 +24,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_sat import model
+from jaxrl_sat.layout import Layout
 from jaxrl_sat.model import ModelConfig
 from jaxrl_sat.sampler import jetstream_compat as jetstream
-from jaxrl_sat.sampler.record import GOING, LENGTH, STOP, Layout, RolloutTokens
+from jaxrl_sat.sampler.record import GOING, LENGTH, STOP, RecordLayout, RolloutTokens
 from jaxrl_sat.sampler.sampling import draw
-from jaxrl_sat.sampler.state import DecodeState, Prefix, Rules, empty_state, param_shardings, slot_shardings
+from jaxrl_sat.sampler.state import DecodeState, Prefix, empty_state, slot_shardings
 from jaxrl_sat.sampler.weights import WeightHolder, Weights, current
 from jaxrl_sat.types import InputError, Params, SamplingParams
 
@@ -39,15 +40,13 @@ PREFILL_TOKENS = 256
 class RolloutEngine(jetstream.Engine):
     """A JetStream engine over `jaxrl_sat.model`; see the module. `compilations` counts programs by kind.
 
-    Mesh axes are used through `rules` (logical axis -> mesh axis; "slots" for the decode state, the model's own names
-    for weights); without rules everything is replicated. Wherever JetStream says params, `Weights` or a `WeightHolder`
-    is meant.
+    `layout` needs a mesh; its "rows" are slots. Wherever JetStream says params, `Weights` or a `WeightHolder` is meant.
     """
 
     def __init__(
         self,
         config: ModelConfig,
-        mesh: Mesh,
+        layout: Layout,
         slots: int,
         max_prompt_tokens: int,
         max_response_tokens: int,
@@ -55,7 +54,6 @@ class RolloutEngine(jetstream.Engine):
         topk: int = 20,
         dtype: Any = "float32",
         cache_dtype: Any = "float32",
-        rules: Rules | None = None,
         tokenizer: Any = None,
         tokenizer_path: str = "",
     ):
@@ -64,21 +62,21 @@ class RolloutEngine(jetstream.Engine):
         self.sampling = sampling
         self.max_prompt_tokens = max_prompt_tokens
         nucleus = min(sampling.nucleus, config.vocab_size) if sampling.top_p < 1 else 0
-        self.layout = Layout.of(config, min(topk, config.vocab_size), nucleus)
+        self.layout = RecordLayout.of(config, min(topk, config.vocab_size), nucleus)
         self.compilations: collections.Counter[str] = collections.Counter()
         self.buckets = _buckets(max_prompt_tokens)
-        self._mesh = mesh
+        self._execution = model.Execution(layout)
         self._dtype = dtype
-        self._rules: Rules = rules or {}
         self._slots = slots
         self._tokenizer = tokenizer
         self._tokenizer_path = tokenizer_path
         self._serial = itertools.count()  # seeds for requests that bring none
-        make_state = functools.partial(empty_state, config, slots, self.buckets[-1] + max_response_tokens, cache_dtype)
-        self._state_shardings = slot_shardings(jax.eval_shape(make_state), mesh, self._rules)
-        self._param_shardings = param_shardings(config, mesh, self._rules)
+        length = self.buckets[-1] + max_response_tokens
+        make_state = functools.partial(empty_state, config, slots, length, cache_dtype, layout)
+        self._state_shardings = slot_shardings(jax.eval_shape(make_state), config, layout)
+        self._param_shardings = layout.place(model.param_specs(config, layout))
         self._init = jax.jit(make_state, out_shardings=self._state_shardings)
-        self._load = jax.jit(self._load_program)
+        self._load = jax.jit(self._load_program, out_shardings=layout.place(model.decode_param_specs(config, layout)))
         self._prefill = jax.jit(self._prefill_program)
         self._insert = jax.jit(self._insert_program, donate_argnums=0, out_shardings=self._state_shardings)
         self._generate = jax.jit(
@@ -134,10 +132,10 @@ class RolloutEngine(jetstream.Engine):
     def _prefill_program(self, decode_params: Any, version: Any, tokens: Any, lengths: Any) -> Prefix:
         self.compilations["prefill"] += 1
         shard = lambda tree: jax.lax.with_sharding_constraint(  # noqa: E731
-            tree, slot_shardings(tree, self._mesh, self._rules)
+            tree, slot_shardings(tree, self.config, self._execution.layout)
         )
         tokens, lengths = shard((tokens, lengths))
-        cache, expert_ids = model.prefill(decode_params, self.config, tokens, lengths)
+        cache, expert_ids = model.prefill(decode_params, self.config, tokens, lengths, self._execution)
         compact = self.layout.compact(expert_ids)
         return Prefix(
             cache=shard((cache.k, cache.v)), tokens=tokens, lengths=lengths, expert_ids=compact, version=version
@@ -210,7 +208,8 @@ class RolloutEngine(jetstream.Engine):
     def _generate_program(self, decode_params: Any, version: Any, state: DecodeState) -> tuple[DecodeState, Any]:
         self.compilations["generate"] += 1
         cache = model.Cache(*state.cache)
-        logits, cache, expert_ids = model.decode(decode_params, self.config, cache, state.tokens, state.positions)
+        fed = (cache, state.tokens, state.positions)
+        logits, cache, expert_ids = model.decode(decode_params, self.config, *fed, self._execution)
         top_p, most = self.sampling.top_p, self.layout.nucleus
         drawn = draw(logits, state.seeds, state.positions, state.temperature, self.layout.topk, top_p, most)
         lengths = state.lengths + state.active
@@ -265,7 +264,8 @@ class RolloutEngine(jetstream.Engine):
     @property
     def mesh(self) -> Mesh:
         """The devices this engine runs on."""
-        return self._mesh
+        assert self._execution.layout.mesh is not None
+        return self._execution.layout.mesh
 
     @property
     def colocated_cpus(self) -> list[Any] | None:
@@ -277,7 +277,7 @@ class RolloutEngine(jetstream.Engine):
 
     @functools.cached_property
     def _replicated(self) -> jax.sharding.NamedSharding:
-        return jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec())
+        return self._execution.layout.sharding((), ())
 
 
 def _buckets(longest: int) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ FINISH_REASONS = {STOP: "stop", LENGTH: "length"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class RecordLayout:
     """Columns of a record: token, valid, length, finish, version, logp, topk ids, topk logp, nucleus ids, packed
     expert ids."""
 
@@ -38,7 +38,7 @@ class Layout:
     expert_dtype: str  # "uint8" or "uint16"
 
     @classmethod
-    def of(cls, config: ModelConfig, topk: int, nucleus: int) -> Layout:
+    def of(cls, config: ModelConfig, topk: int, nucleus: int) -> RecordLayout:
         """The record of a model, K log-probs and nuclei of up to C words."""
         per_token = config.num_experts_per_tok if config.num_sparse_layers else 0
         expert_dtype = "uint8" if config.num_experts <= 256 else "uint16"
@@ -104,7 +104,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Views of records, see `Layout`: int32 unless said."""
+    """Views of records, see `RecordLayout`: int32 unless said."""
 
     tokens: np.ndarray
     valid: np.ndarray
@@ -126,10 +126,10 @@ def _bits(values: Array) -> Array:
 class RolloutTokens(ResultTokens):
     """JetStream's result of a step, and everything else a rollout records of it (`fields`), in the same one array."""
 
-    layout: Layout = struct.field(pytree_node=False)
+    layout: RecordLayout = struct.field(pytree_node=False)
 
     @classmethod
-    def of(cls, data: Array, layout: Layout) -> RolloutTokens:
+    def of(cls, data: Array, layout: RecordLayout) -> RolloutTokens:
         """The result whose records are `data` [S, W]."""
         return cls(data=data, tokens_idx=(0, 1), valid_idx=(1, 2), length_idx=(2, 3), samples_per_slot=1, layout=layout)
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from jaxrl_sat import model
+from jaxrl_sat.layout import Layout
 from jaxrl_sat.model import ModelConfig
-
-Rules = Mapping[str, Any]
-"""Logical axis -> mesh axis, tuple of mesh axes, or None. "slots" is the axis of the decode state."""
 
 
 @struct.dataclass
@@ -41,10 +38,10 @@ class DecodeState:
     active: Any  # bool [S]
 
 
-def empty_state(config: ModelConfig, slots: int, length: int, cache_dtype: Any) -> DecodeState:
+def empty_state(config: ModelConfig, slots: int, length: int, cache_dtype: Any, layout: Layout) -> DecodeState:
     """A decode state with no slot in use."""
     zeros = jnp.zeros(slots, jnp.int32)
-    cache = model.init_cache(config, slots, length, cache_dtype)
+    cache = model.init_cache(config, slots, length, cache_dtype, model.Execution(layout))
     return DecodeState(
         cache=(cache.k, cache.v),
         tokens=zeros,
@@ -56,41 +53,12 @@ def empty_state(config: ModelConfig, slots: int, length: int, cache_dtype: Any) 
     )
 
 
-def sharding(mesh: Mesh, rules: Rules, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> NamedSharding:
-    """Where an array with these logical axes lies. An axis that its mesh axes do not divide is kept whole, as is one
-    whose rule names an axis this mesh has not."""
-    spec: list[Any] = []
-    used: set[str] = set()
-    for axis, size in zip(axes, shape, strict=True):
-        rule = rules.get(axis) if axis is not None else None
-        names = (rule,) if isinstance(rule, str) else tuple(rule or ())
-        names = tuple(name for name in names if name in mesh.shape and name not in used)
-        ways = 1
-        for name in names:
-            ways *= mesh.shape[name]
-        if ways == 1 or size % ways:
-            names = ()
-        used.update(names)
-        spec.append(names[0] if len(names) == 1 else names or None)
-    return NamedSharding(mesh, PartitionSpec(*spec))
+def slot_shardings(tree: Any, config: ModelConfig, layout: Layout) -> Any:
+    """Where the arrays of a decode state or prefix lie: first axis by slot, a cache's heads by head, the rest whole."""
 
-
-def param_shardings(config: ModelConfig, mesh: Mesh, rules: Rules) -> Any:
-    """Where each stacked parameter lies on the sampler's mesh."""
-    return jax.tree.map(
-        lambda array, axes: sharding(mesh, rules, axes, array.shape),
-        model.abstract_params(config),
-        model.param_axes(config),
-    )
-
-
-def slot_shardings(tree: Any, mesh: Mesh, rules: Rules) -> Any:
-    """Where the arrays of a decode state or prefix lie: first axis by slot, cache heads by head, the rest whole."""
-
-    def place(array: Any) -> NamedSharding:
-        axes: tuple[str | None, ...] = ("slots",) + (None,) * (array.ndim - 1) if array.ndim else ()
+    def cut(array: Any) -> PartitionSpec:
         if array.ndim == 4:
-            axes = ("slots", None, "kv_heads", None)
-        return sharding(mesh, rules, axes, array.shape)
+            return model.cache_specs(config, layout, array.shape[0]).k[0]
+        return layout.spec(("rows",) * min(array.ndim, 1) + (None,) * (array.ndim - 1), array.shape)
 
-    return jax.tree.map(place, tree)
+    return layout.place(jax.tree.map(cut, tree))

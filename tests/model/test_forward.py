@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_sat import model
-from jaxrl_sat.model import abstract_params, forward, init_params, load_hf
+from jaxrl_sat.model import Execution, abstract_params, forward, init_params, load_hf
 from jaxrl_sat.types import RouterTrace
 from tests.model import reference
 from tests.model.helpers import FIXTURES, NAMES, TINY, gap, logits, random_tokens, tiny
@@ -123,8 +124,8 @@ def test_runs_of_sparse_and_dense_layers(pattern: dict) -> None:
     assert out.routing.expert_ids.shape == (sum(sparse), 1, 4, 2)
 
 
-@pytest.mark.parametrize(("normalise", "remat"), [(True, False), (False, True)])
-def test_gradient_under_replay_is_the_finite_difference(normalise: bool, remat: bool) -> None:
+@pytest.mark.parametrize(("normalise", "remat"), [(True, "products"), (False, "layer")])
+def test_gradient_under_replay_is_the_finite_difference(normalise: bool, remat: Any) -> None:
     """Along a random direction of each parameter, in float64 but for norms and softmax; the router's is not zero."""
     config, params = tiny(norm_topk_prob=normalise)
     tokens, weight = random_tokens(config, 2, 12), jax.random.normal(jax.random.key(2), (2, 12, config.hidden_size))
@@ -134,7 +135,8 @@ def test_gradient_under_replay_is_the_finite_difference(normalise: bool, remat: 
         @jax.jit
         @jax.value_and_grad
         def loss(params):
-            return jnp.sum(forward(params, config, tokens, replay=trace, remat=remat).hidden * weight)
+            out = forward(params, config, tokens, replay=trace, execution=Execution(remat=remat))
+            return jnp.sum(out.hidden * weight)
 
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
         _, gradient = loss(params)

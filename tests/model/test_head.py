@@ -6,12 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, PartitionSpec
 
+from jaxrl_sat.layout import Layout
 from jaxrl_sat.model import head, token_statistics, unembed
-from tests.model.helpers import gap, tiny
+from jaxrl_sat.model.execution import ONE_DEVICE, Execution
+from tests.model.helpers import gap, tiny, tree_gap
 from tests.model.reference import log_softmax
 
-# 23 words: one chunk, chunks that do not divide them (the last is moved back), and chunks of two.
+# 23 words: one chunk, chunks that do not divide them (the last is smaller), and chunks of two.
 CHUNKS = [23, 10, 2]
 
 
@@ -109,3 +112,59 @@ def test_no_array_of_all_words_for_all_tokens() -> None:
     text = str(jax.make_jaxpr(loss)(params, hidden))
     assert f"{tokens},{words}" not in text
     assert head._chunk_words(tokens, words) * 15 < words
+
+
+RULES = {"rows": ("data", "fsdp"), "sequence": "context", "vocab": "tensor", "embed": "fsdp"}
+MESHES = [{"data": 2, "context": 2, "tensor": 2}, {"fsdp": 2, "tensor": 4}]
+
+
+def on_mesh(sizes: dict[str, int]) -> Execution:
+    grid = np.array(jax.devices()[:8]).reshape(tuple(sizes.values()))
+    return Execution(layout=Layout.of(Mesh(grid, tuple(sizes)), RULES))
+
+
+def sharded_example(words: int):
+    """Each token's ids lie in several devices' words."""
+    config, params = tiny(vocab_size=words)
+    rng = np.random.default_rng(0)
+    hidden = jnp.asarray(rng.normal(size=(2, 6, config.hidden_size)) * 3, jnp.float32)
+    ids = jnp.asarray(np.argsort(rng.normal(size=(2, 6, words)))[..., :9], jnp.int32)
+    weights = jnp.asarray(rng.normal(size=(2, 6, 6)), jnp.float32)
+
+    def loss(weight, hidden, execution):
+        out = token_statistics(
+            {**params, "head": weight}, config, hidden, ids[..., 0], 1.3, ids[..., 1:5], ids[..., 5:], execution
+        )
+        live = jnp.concatenate([out.logp[..., None], out.entropy[..., None], out.nucleus_logp], -1)
+        return jnp.sum(live * weights), out
+
+    return config, params, hidden, jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True), static_argnums=2)
+
+
+@pytest.mark.parametrize("words", [24, 23], ids=["words cut", "words that no device count divides"])
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+def test_statistics_do_not_depend_on_the_mesh(
+    sizes: dict[str, int], words: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head, "_chunk_words", lambda rows, words: 4)
+    _, params, hidden, run = sharded_example(words)
+    expected, out = (run(params["head"], hidden, execution) for execution in (ONE_DEVICE, on_mesh(sizes)))
+    assert tree_gap(out, expected) < 1e-5
+
+
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+def test_logits_do_not_depend_on_the_mesh(sizes: dict[str, int]) -> None:
+    config, params, hidden, _ = sharded_example(24)
+    execution, params = on_mesh(sizes), {"head": params["head"]}
+    layout = execution.layout
+    cut, weight_cut = layout.spec(("rows", None), (2, 1)), layout.spec(head.AXES, params["head"].shape)
+    inside = layout.manual(
+        lambda params, hidden: head.local_logits(params, hidden, weight_cut, layout),
+        ({"head": weight_cut}, cut),
+        PartitionSpec(*cut),
+    )
+    expected = unembed(params, config, hidden)
+    whole = jax.jit(unembed, static_argnums=(1, 3))
+    assert gap(whole(params, config, hidden, execution), expected) < 1e-5
+    assert gap(whole(params, config, hidden[:, 0], execution), expected[:, 0]) < 1e-5
+    assert gap(jax.jit(inside)(params, hidden[:, 0]), expected[:, 0]) < 1e-5

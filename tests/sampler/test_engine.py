@@ -16,22 +16,20 @@ import numpy as np
 import pytest
 import tiny_policy as tiny
 
+from jaxrl_sat.layout import Layout
+from jaxrl_sat.mesh import SAMPLER_RULES
 from jaxrl_sat.sampler import RolloutEngine, WeightHolder, Weights, generate, jetstream_compat
-from jaxrl_sat.sampler.record import STOP, Fields, Layout, RolloutTokens
+from jaxrl_sat.sampler.record import STOP, Fields, RecordLayout, RolloutTokens
 from jaxrl_sat.sampler.sampling import Draw
-from jaxrl_sat.sampler.state import Prefix, sharding
+from jaxrl_sat.sampler.state import Prefix
 from jaxrl_sat.types import InputError, SamplingParams
 
-RULES = {
-    "slots": "data",
-    "heads": "tensor",
-    "kv_heads": "tensor",
-    "mlp": "tensor",
-    "experts": "expert",
-    "vocab": "tensor",  # 23 words: stays whole
-}
-CUT_BY_TENSOR = ((2, 1, 2), ("data", "expert", "tensor"))
-CUT_BY_EXPERT = ((2, 2, 1), ("data", "expert", "tensor"))
+AXES = ("data", "expert", "tensor")
+BY_TENSOR, BY_EXPERT, PAST_THE_KEY_HEADS = (2, 1, 2), (2, 2, 1), (1, 2, 4)  # 23 words stay whole
+
+
+def spread(shape: tuple[int, ...]) -> RolloutEngine:
+    return tiny.engine(layout=Layout.of(tiny.mesh(*shape, axes=AXES), SAMPLER_RULES))
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +38,13 @@ def weights(engine: RolloutEngine) -> Weights:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cut", [CUT_BY_TENSOR, CUT_BY_EXPERT])
+@pytest.mark.parametrize("cut", [BY_TENSOR, BY_EXPERT, PAST_THE_KEY_HEADS])
 def test_cut_over_a_mesh_the_rollouts_are_the_same(cut, engine, weights):
-    shape, axes = cut
-    spread = tiny.engine(mesh=tiny.mesh(*shape, axes=axes), rules=RULES)
+    many = spread(cut)
     requests = tiny.requests([3, 9, 16], 4)  # one bucket: a mesh compiles slowly
     whole, pieces = (
         generate(engine, weights, requests),
-        generate(spread, spread.load_params(tiny.params(), 3), requests),
+        generate(many, many.load_params(tiny.params(), 3), requests),
     )
     for one, many in zip(whole, pieces, strict=True):
         np.testing.assert_array_equal(one.tokens, many.tokens)
@@ -58,22 +55,13 @@ def test_cut_over_a_mesh_the_rollouts_are_the_same(cut, engine, weights):
 
 
 def test_weights_and_state_are_really_cut():
-    spread = tiny.engine(mesh=tiny.mesh(2, 1, 2, axes=CUT_BY_TENSOR[1]), rules=RULES)
-    query = spread.load_params(tiny.params()).decode_params["layers"][0]["attention"]["q"]
+    many = spread(BY_TENSOR)
+    query = many.load_params(tiny.params()).decode_params["layers"][0]["attention"]["q"]
     assert query.shape == (32, 4, 8) and query.sharding.shard_shape(query.shape) == (32, 2, 8)
-    state = spread.init_decode_state()
+    state = many.init_decode_state()
     keys = state.cache[0][0]
     assert keys.shape == (8, 38, 2, 8) and keys.sharding.shard_shape(keys.shape) == (4, 38, 1, 8)
     assert state.tokens.sharding.shard_shape(state.tokens.shape) == (4,)
-
-
-def test_an_axis_that_cannot_be_cut_stays_whole():
-    over = tiny.mesh(2, 2, axes=("data", "tensor"))
-    rules = {"slots": "data", "heads": ("data", "tensor"), "elsewhere": "pod"}
-    spec = lambda axes, shape: tuple(sharding(over, rules, axes, shape).spec)  # noqa: E731
-    assert spec(("slots", None, "elsewhere"), (6, 5, 4)) == ("data", None, None)
-    assert spec(("slots", "heads"), (6, 4)) == ("data", "tensor")
-    assert spec(("slots", "heads"), (5, 4)) == (None, ("data", "tensor"))
 
 
 # ------------------------------------------------------------------------------------------ JetStream's interface
@@ -173,20 +161,20 @@ def test_properties(engine):
 def test_impossible_settings(change, message):
     settings = {"slots": 2, "max_prompt_tokens": 4, "sampling": SamplingParams(1.0, 6, ())} | change
     with pytest.raises(InputError) as caught:
-        RolloutEngine(tiny.CONFIG, tiny.mesh(), max_response_tokens=6, **settings)
+        RolloutEngine(tiny.CONFIG, Layout.of(tiny.mesh(), {}), max_response_tokens=6, **settings)
     assert str(caught.value) == message
 
 
 def test_a_record_is_near_the_floor_for_the_flagship():
     """30B-A3B: 48 layers of 8 experts and 20 log-probs need 552 bytes a token beside its version."""
-    layout = Layout(topk=20, nucleus=0, sparse_layers=48, experts_per_token=8, expert_dtype="uint8")
+    layout = RecordLayout(topk=20, nucleus=0, sparse_layers=48, experts_per_token=8, expert_dtype="uint8")
     assert layout.width * 4 == 568
     assert layout.width * 4 <= 1.05 * 552
     assert dataclasses.replace(layout, nucleus=256).width * 4 == 568 + 4 * 256
 
 
 def test_record_round_trip_of_wide_expert_ids():
-    layout = Layout(topk=2, nucleus=3, sparse_layers=3, experts_per_token=1, expert_dtype="uint16")
+    layout = RecordLayout(topk=2, nucleus=3, sparse_layers=3, experts_per_token=1, expert_dtype="uint16")
     rng = np.random.default_rng(0)
     drawn = Draw(
         tokens=jnp.asarray(rng.integers(0, 9, 4), jnp.int32),

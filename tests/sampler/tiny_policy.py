@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from jaxrl_sat import model
+from jaxrl_sat.layout import Layout
 from jaxrl_sat.sampler import RolloutEngine
 from jaxrl_sat.types import Prompt, Request, Rollout, SamplingParams
 
@@ -75,7 +76,7 @@ def engine(
     slots: int = 8, limit: int = 6, temperature: float = 1.0, top_p: float = 1.0, nucleus: int = 256, **kwargs: Any
 ) -> RolloutEngine:
     sampling = SamplingParams(temperature, limit, (STOP,), top_p, nucleus)
-    kwargs = {"mesh": mesh(), "max_prompt_tokens": 20, "topk": 5} | kwargs
+    kwargs = {"layout": Layout.of(mesh(), {}), "max_prompt_tokens": 20, "topk": 5} | kwargs
     return RolloutEngine(CONFIG, slots=slots, max_response_tokens=limit, sampling=sampling, **kwargs)
 
 

@@ -1,0 +1,139 @@
+"""Causal attention over packed rows by the best kernel of the backend, on this device's queries and all keys.
+
+    tpu     splash attention (Pallas), where the length fills its blocks
+    gpu     cuDNN's flash attention on packed sequences, for the dtypes and head sizes that it takes
+    others  query chunks against their causal prefix (`jaxrl_sat.model.attention`)
+
+None of them holds [T, T] scores.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxrl_sat.model.attention import attend_segments, attend_segments_from
+
+SPLASH_LANES = 128
+"""Splash attention takes lengths and head sizes in multiples of this."""
+
+MAX_BLOCK = 1024
+"""Queries and keys a splash block holds at most: a block of scores takes 4 MiB of vector memory."""
+
+
+def attend(
+    q: Float[Array, "B Q H hd"],
+    k: Float[Array, "B T KV hd"],
+    v: Float[Array, "B T KV hd"],
+    q_segments: Int[Array, "B Q"],
+    k_segments: Int[Array, "B T"],
+    piece: Int[Array, ""],
+    pieces: int,
+    platform: str,
+    max_segments: int,
+) -> Float[Array, "B Q H hd"]:
+    """Causal attention inside each segment. The queries are piece number `piece` of the row's `pieces` equal parts.
+
+    `max_segments`: runs of one id that a row holds at most, 0 if not known (cuDNN must know). Softmax in float32.
+    """
+    if platform == "tpu" and q.shape[1] % SPLASH_LANES == 0:
+        return _splash(q, k, v, q_segments, k_segments, piece, pieces)
+    if platform == "gpu" and pieces == 1 and max_segments and _cudnn_takes(q):
+        return _cudnn(q, k, v, k_segments, max_segments)
+    if pieces == 1:
+        return attend_segments(q, k, v, k_segments)
+    return attend_segments_from(q, k, v, q_segments, k_segments, piece * q.shape[1])
+
+
+# ------------------------------------------------------------------------------------------------- splash (TPU)
+
+
+def _splash(
+    q: Array,
+    k: Array,
+    v: Array,
+    q_segments: Array,
+    k_segments: Array,
+    piece: Array,
+    pieces: int,
+    interpret: bool = False,
+) -> Array:
+    # Imported where it is used: a machine without TPU needs no Pallas for it.
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+
+    head_dim = q.shape[-1]
+    padding = [(0, 0)] * 3 + [(0, -head_dim % SPLASH_LANES)]  # zeros add nothing to scores, and are cut off below
+    q, k, v = (jnp.pad(x, padding).swapaxes(1, 2) for x in (q * head_dim**-0.5, k, v))
+    kernel = _splash_kernel(q.shape[1], q.shape[2], pieces, interpret)
+
+    def this_piece(info: Array) -> Array:
+        # Block tables are [heads, query blocks, key blocks]; the last kind is the number of each query, [queries].
+        axis = 1 if info.ndim == 3 else 0
+        size = info.shape[axis] // pieces
+        return jax.lax.dynamic_slice_in_dim(info, piece * size, size, axis)
+
+    kernel = jax.tree.map(this_piece, kernel) if pieces > 1 else kernel
+    ids = splash.SegmentIds(q=q_segments, kv=k_segments)
+    return jax.vmap(kernel)(q, k, v, ids).swapaxes(1, 2)[..., :head_dim]
+
+
+def _splash_kernel(heads: int, queries: int, pieces: int, interpret: bool) -> Any:
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    block = math.gcd(queries, MAX_BLOCK)
+    sizes = splash.BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_kv_compute=min(block, 512),
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_kv_dkv_compute=min(block, 512),
+        block_q_dq=block,
+        block_kv_dq=block,
+    )
+    mask = masks.MultiHeadMask([masks.CausalMask((queries * pieces, queries * pieces))] * heads)
+    return splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=pieces, interpret=interpret)
+
+
+# ---------------------------------------------------------------------------------------------------- cuDNN (GPU)
+
+
+def _cudnn_takes(q: Array) -> bool:
+    """cuDNN's packed form: 16-bit numbers, heads of at most 128 in steps of 8."""
+    return q.dtype in (jnp.bfloat16, jnp.float16) and q.shape[-1] <= 128 and q.shape[-1] % 8 == 0
+
+
+def _cudnn(q: Array, k: Array, v: Array, segment_ids: Array, max_segments: int) -> Array:
+    """Each run of one id is a sequence of its own; where each begins and how long it is go in beside the row."""
+    from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
+
+    # Offsets into keys are counted there in heads of the queries, so both get as many.
+    k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
+    lengths, offsets = jax.vmap(functools.partial(segment_runs, most=max_segments))(segment_ids)
+    out: Any = dot_product_attention(
+        q,
+        k,
+        v,
+        q_seqlen=lengths,
+        kv_seqlen=lengths,
+        q_offsets=offsets,
+        kv_offsets=offsets,
+        scale=q.shape[-1] ** -0.5,
+        mask_type=MaskType.PADDING_CAUSAL,
+    )
+    return out
+
+
+def segment_runs(segment_ids: Int[Array, " T"], most: int) -> tuple[Int[Array, " S"], Int[Array, " S1"]]:
+    """Lengths and starts of the runs of equal ids of one row, S = `most`: -1 where there is no run, as cuDNN asks."""
+    length = segment_ids.shape[0]
+    begins = jnp.concatenate([jnp.ones(1, bool), segment_ids[1:] != segment_ids[:-1]])
+    starts = jnp.nonzero(begins, size=most + 1, fill_value=length)[0].astype(jnp.int32)
+    lengths = starts[1:] - starts[:-1]
+    return jnp.where(lengths > 0, lengths, -1), jnp.where(starts < length, starts, -1)

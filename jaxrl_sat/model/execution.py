@@ -1,0 +1,48 @@
+"""How a forward pass is run: on which devices, what it keeps for the backward pass, in which numbers it multiplies."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+
+from jaxrl_sat.layout import Layout
+from jaxrl_sat.model.ops import INPUT, PRODUCT, ROUTING
+
+Remat = Literal["products", "layer", "offload"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """None of it changes what is computed, but for rounding. Static and hashable.
+
+    `remat`: what of a layer waits for the backward pass, beside its routing: "products", its input and all matrix
+    products; "layer", its input; "offload", its input, in the memory of the host.
+    `max_segments`: sequences that a row holds at most, its padding counted as one; 0 if not known.
+    `router_sums`: whether the sums behind the router's losses are measured.
+    """
+
+    layout: Layout = Layout()
+    remat: Remat = "products"
+    max_segments: int = 0
+    router_sums: bool = False
+
+    def checkpointed(self, layer: Callable[..., Any]) -> Callable[..., Any]:
+        """`layer` (a step of a scan) with what its backward pass keeps."""
+        policies = jax.checkpoint_policies
+        if self.remat == "offload":
+            policy = policies.save_and_offload_only_these_names(
+                names_which_can_be_saved=[ROUTING],
+                names_which_can_be_offloaded=[INPUT],
+                offload_src="device",
+                offload_dst="pinned_host",
+            )
+        else:
+            policy = policies.save_only_these_names(*([ROUTING] if self.remat == "layer" else [ROUTING, PRODUCT]))
+        # The two directions of a scan are compiled apart, so recomputation needs no guard against being merged away.
+        return jax.checkpoint(layer, policy=policy, prevent_cse=False)
+
+
+ONE_DEVICE = Execution()
