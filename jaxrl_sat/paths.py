@@ -1,8 +1,9 @@
-"""Paths that a user gave, as text."""
+"""Paths and addresses that a user gave, as text, and where the package keeps what it can make again."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 from jaxrl_sat.types import InputError
@@ -17,3 +18,13 @@ def user_path(key: str, text: str) -> Path:
     except (OSError, RuntimeError, ValueError) as error:  # too long, no such user, a NUL
         raise InputError(f"{key}: {text[:80]!r} is not a path ({error.args[-1]}); allowed: a folder") from error
     return path
+
+
+def is_address(text: str) -> bool:
+    """Whether `text` names something by protocol (gs://, s3://, memory://, ...) rather than by a local path."""
+    return "://" in text
+
+
+def cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/jaxrl_sat`, or the same under `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_sat"

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from jaxrl_sat.data import arithmetic
+from jaxrl_sat.paths import cache_dir
 from jaxrl_sat.types import InputError
 
 SEED = 0
@@ -41,7 +42,7 @@ class Arithmetic(tfds.core.GeneratorBasedBuilder):
 
 def default_data_dir() -> Path:
     """`$XDG_CACHE_HOME/jaxrl_sat/data`, or the same under `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_sat" / "data"
+    return cache_dir() / "data"
 
 
 def prepare(data_dir: str | os.PathLike[str] | None = None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,7 +100,7 @@ def _validate(config: ModelConfig) -> None:
     dense = config.num_sparse_layers < config.num_hidden_layers
     sizes = (*_SIZES, *(_MOE_SIZES if config.num_experts else ()), *(("intermediate_size",) if dense else ()))
     for name in (*sizes, *_NUMBERS):
-        if not getattr(config, name) > 0:
+        if not 0 < getattr(config, name) < math.inf:
             raise InputError(f"model config: {name} is {getattr(config, name)!r}; it must be above 0")
     if config.attention_bias:
         raise InputError("model config: attention_bias is True; only False is supported")
@@ -128,7 +129,7 @@ _MODEL_TYPES = ("qwen3", "qwen3_moe", "llama")
 
 # Fields that must have one of these values (or be absent): any other changes the mathematics in a way not built here.
 _FIXED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
+    "hidden_act": ("silu", "swish"),  # two names of one function
     "attention_bias": (False,),
     "attention_dropout": (0, 0.0),
     "mlp_bias": (False,),
@@ -188,6 +189,8 @@ def _from_hf(fields: Mapping[str, Any]) -> ModelConfig:
         "max_position_embeddings": 2048 if model_type == "llama" else 32768,
         "norm_topk_prob": False,
     }
+    if model_type == "llama":
+        values |= {name: i for name, i in (("bos_token_id", 1), ("eos_token_id", 2)) if name not in fields}
     for name in (*_PLAIN, *(_MOE_ONLY if sparse else ())):
         if fields.get(name) is not None:
             values[name] = tuple(fields[name]) if isinstance(fields[name], list) else fields[name]
@@ -247,7 +250,7 @@ def _agreed(fields: Mapping[str, Any], *names: str) -> Any:
     return next(iter(found.values()))
 
 
-def _rope_theta(fields: Mapping[str, Any]) -> float:
+def _rope_theta(fields: Mapping[str, Any]) -> Any:
     thetas = {"rope_theta": fields.get("rope_theta")}
     for name in ("rope_parameters", "rope_scaling"):
         rope = fields.get(name)

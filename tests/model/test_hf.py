@@ -6,15 +6,17 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 from safetensors.numpy import load_file, save_file
 
-from jaxrl_sat.model import abstract_params, hf_export, load_hf, save_hf
+from jaxrl_sat.model import abstract_params, hf_export, load_hf, param_axes, save_hf
 from jaxrl_sat.types import InputError
 from tests.model.helpers import FIXTURES, NAMES
 
@@ -163,6 +165,92 @@ def test_folders_and_files_that_are_not_there(tmp_path: Path) -> None:
         load_hf(FIXTURES / "dense", "int8")
 
 
-def test_tied_checkpoint_may_repeat_its_head(tmp_path: Path) -> None:
-    folder = copy("llama", tmp_path, lambda t: {**t, "lm_head.weight": t["model.embed_tokens.weight"].copy()})
+def with_head(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    return lambda tensors: {**tensors, "lm_head.weight": change(tensors["model.embed_tokens.weight"].copy())}
+
+
+def test_tied_checkpoint_may_repeat_its_head_but_not_have_one_of_its_own(tmp_path: Path) -> None:
+    folder = copy("llama", tmp_path / "same", with_head(lambda head: head))
     assert_same(load_hf(folder)[1], load_hf(FIXTURES / "llama")[1])
+    other = copy("llama", tmp_path / "other", with_head(lambda head: head + (np.arange(29) == 28)[:, None]))
+    with pytest.raises(InputError, match=r"'lm_head\.weight' differs from 'model\.embed_tokens\.weight'; .*tie_word"):
+        load_hf(other)
+    cut = copy("llama", tmp_path / "cut", with_head(lambda head: head[:3]))
+    with pytest.raises(InputError, match=r"'lm_head\.weight' has shape \(3, 16\); config.json calls for \(29, 16\)"):
+        load_hf(cut)
+
+
+@pytest.mark.parametrize(
+    ("stored", "loaded"), [("float16", "float32"), ("bfloat16", "float16"), ("float32", "bfloat16")]
+)
+def test_every_dtype_is_read_as_every_other(stored: str, loaded: str, tmp_path: Path) -> None:
+    narrow = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+    folder = copy("dense", tmp_path, lambda t: {name: tensor.astype(narrow[stored]) for name, tensor in t.items()})
+    embedding = load_file(FIXTURES / "dense" / "model.safetensors")["model.embed_tokens.weight"]
+    found = load_hf(folder, loaded)[1]["embedding"]
+    assert found.dtype == loaded
+    np.testing.assert_array_equal(found, embedding.astype(narrow[stored]).astype(narrow[loaded]))
+
+
+def test_export_that_fails_leaves_the_old_one_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, params = load_hf(FIXTURES / "dense")
+    save_hf(tmp_path, config, params)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    to_host, taken = hf_export._to_host, []
+
+    def fails_half_way(block: Any) -> np.ndarray:
+        taken.append(block)
+        if len(taken) > 9:
+            raise OSError("no space left on device")
+        return to_host(block)
+
+    monkeypatch.setattr(hf_export, "MAX_SHARD_BYTES", 9_000)
+    monkeypatch.setattr(hf_export, "_to_host", fails_half_way)
+    with pytest.raises(InputError, match=r"model-00002-of-\d+.safetensors.partial cannot be written .*no space left"):
+        save_hf(tmp_path, config, jax.tree.map(jnp.zeros_like, params))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_export_of_sharded_parameters(tmp_path: Path) -> None:
+    config, params = load_hf(FIXTURES / "dense")
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    names = {"embed": "x", "heads": "y"}
+    cuts = jax.tree.map(
+        lambda axes: NamedSharding(mesh, PartitionSpec(*map(names.get, axes))),
+        param_axes(config),
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+    sharded = load_hf(FIXTURES / "dense", shardings=cuts)[1]
+    q = sharded["run0"]["attention"]["q"]
+    assert (q.sharding, q.addressable_shards[0].data.shape) == (cuts["run0"]["attention"]["q"], (2, 8, 1, 6))
+    assert_same(sharded, params)
+    save_hf(tmp_path, config, sharded)
+    assert_same(*(load_file(folder / "model.safetensors") for folder in (tmp_path, FIXTURES / "dense")))
+
+
+def test_export_of_other_parameters_than_the_configs(tmp_path: Path) -> None:
+    config, params = load_hf(FIXTURES / "dense")
+    with pytest.raises(ValueError, match=r"parameter final_norm is \(15,\); config says \(16,\)"):
+        save_hf(tmp_path / "out", config, {**params, "final_norm": params["final_norm"][1:]})
+    assert not (tmp_path / "out").exists()
+
+
+def test_memory_address(tmp_path: Path) -> None:
+    """Shards with an index, there and back, where nothing is a file of this machine."""
+    config, params = load_hf(FIXTURES / "moe", "bfloat16")
+    address = f"memory://{tmp_path.name}/model"
+    save_hf(address, config, params)
+    again_config, again = load_hf(address, "bfloat16")
+    assert again_config == config
+    assert_same(again, params)
+    with pytest.raises(InputError, match="model folder 'memory://nowhere' does not exist"):
+        load_hf("memory://nowhere")
+    with pytest.raises(InputError, match="nosuch://a/b cannot be opened .*nosuch"):
+        load_hf("nosuch://a/b")
+
+
+def test_file_address(tmp_path: Path) -> None:
+    config, params = load_hf(f"file://{FIXTURES / 'dense'}")
+    assert_same(params, load_hf(FIXTURES / "dense")[1])
+    save_hf(f"file://{tmp_path}/deep/er", config, params)
+    assert sorted(path.name for path in (tmp_path / "deep" / "er").iterdir()) == ["config.json", "model.safetensors"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jax
 import pytest
 
-from jaxrl_sat.model import ModelConfig
+from jaxrl_sat.model import ModelConfig, abstract_params
 from jaxrl_sat.types import InputError
 from tests.model.helpers import FIXTURES, NAMES
 
@@ -35,6 +36,7 @@ def test_what_absent_fields_mean() -> None:
     bare = {"vocab_size": 9, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
     llama = ModelConfig.from_hf({**bare, "model_type": "llama", "intermediate_size": 8})
     assert (llama.num_key_value_heads, llama.head_dim, llama.qk_norm, llama.rope_theta) == (4, 8, False, 1e4)
+    assert (llama.bos_token_id, llama.eos_token_id) == (1, 2)
     dense = ModelConfig.from_hf({**bare, "model_type": "qwen3", "intermediate_size": 8, "num_key_value_heads": 2})
     assert (dense.head_dim, dense.qk_norm, dense.tie_word_embeddings, dense.num_sparse_layers) == (128, True, False, 0)
     moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "num_key_value_heads": 2}
@@ -42,46 +44,73 @@ def test_what_absent_fields_mean() -> None:
     assert (sparse.norm_topk_prob, sparse.head_dim, sparse.mlp_only_layers) == (False, 8, ())
 
 
-def test_the_published_30b_config_is_read() -> None:
-    config = ModelConfig.from_hf(
-        {
-            "architectures": ["Qwen3MoeForCausalLM"],
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "bos_token_id": 151643,
-            "decoder_sparse_step": 1,
-            "eos_token_id": [151645, 151643],
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "hidden_size": 2048,
-            "initializer_range": 0.02,
-            "intermediate_size": 6144,
-            "max_position_embeddings": 40960,
-            "max_window_layers": 48,
-            "mlp_only_layers": [],
-            "model_type": "qwen3_moe",
-            "moe_intermediate_size": 768,
-            "norm_topk_prob": True,
-            "num_attention_heads": 32,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "num_hidden_layers": 48,
-            "num_key_value_heads": 4,
-            "output_router_logits": False,
-            "rms_norm_eps": 1e-06,
-            "rope_scaling": None,
-            "rope_theta": 1000000.0,
-            "router_aux_loss_coef": 0.001,
-            "sliding_window": None,
-            "tie_word_embeddings": False,
-            "torch_dtype": "bfloat16",
-            "transformers_version": "4.51.0",
-            "use_cache": True,
-            "use_sliding_window": False,
-            "vocab_size": 151936,
-        }
-    )
-    assert (config.num_sparse_layers, config.rope_theta, config.eos_token_id) == (48, 1e6, (151645, 151643))
+PUBLISHED = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 40960,
+    "model_type": "qwen3",
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+PUBLISHED_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+}
+
+
+def sizes(hidden: int, intermediate: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "max_window_layers": layers,
+        "num_attention_heads": heads,
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "parameters"),
+    [
+        ("0.6B", sizes(1024, 3072, 28, 16, tie_word_embeddings=True), 596_049_920),
+        ("1.7B", sizes(2048, 6144, 28, 16, tie_word_embeddings=True), 1_720_574_976),
+        ("4B", sizes(2560, 9728, 36, 32, tie_word_embeddings=True), 4_022_468_096),
+        ("8B", sizes(4096, 12288, 36, 32), 8_190_735_360),
+        ("14B", sizes(5120, 17408, 40, 40), 14_768_307_200),
+        ("32B", sizes(5120, 25600, 64, 64), 32_762_123_264),
+        ("30B-A3B", PUBLISHED_MOE | sizes(2048, 6144, 48, 32, moe_intermediate_size=768), 30_532_122_624),
+        ("235B-A22B", PUBLISHED_MOE | sizes(4096, 12288, 94, 64, moe_intermediate_size=1536), 235_093_634_560),
+    ],
+)
+def test_published_models_have_their_published_size(name: str, published: dict[str, Any], parameters: int) -> None:
+    """The count of each model's card: the elements of its safetensors, a tied head once."""
+    config = ModelConfig.from_hf(PUBLISHED | published)
+    leaves = jax.tree.leaves(abstract_params(config, "bfloat16"))
+    assert sum(leaf.size for leaf in leaves) == parameters
+    assert (config.rope_theta, config.num_sparse_layers > 0) == (1e6, "-A" in name)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +144,8 @@ def test_the_published_30b_config_is_read() -> None:
         ({"mlp_only_layers": [7]}, "mlp_only_layers names layer 7; layers are 0 to 2"),
         ({"mlp_only_layers": 1}, "mlp_only_layers is 1"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf"),
+        ({"per_layer_config": {}}, "field 'per_layer_config'"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
     ],
 )
