@@ -121,5 +121,12 @@ class Layout:
         return jnp.int32(0) if cut is None else jax.lax.axis_index(cut).astype(jnp.int32)
 
 
+def put(x: Any, sharding: NamedSharding) -> Array:
+    """A host array on the devices of a sharding; where those are of several processes, each gives its own pieces."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
 def _names(cut: Cut) -> tuple[str, ...]:
     return (cut,) if isinstance(cut, str) else cut or ()

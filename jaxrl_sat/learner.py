@@ -12,6 +12,7 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxrl_sat import model, optim
+from jaxrl_sat.layout import put
 from jaxrl_sat.objectives.direction import PredictiveKl, PredictiveTv
 from jaxrl_sat.objectives.masks import DivergenceMask, support_kl
 from jaxrl_sat.step import StepSettings, batch_axes, direction_report, recomputed_logp, train_step
@@ -63,7 +64,7 @@ class Learner:
 
     def place(self, batch: Batch) -> Batch:
         """A packed batch on the mesh, rows and sequences spread as the layout says."""
-        return jax.device_put(batch, self.batch_shardings(batch))
+        return jax.tree.map(put, batch, self.batch_shardings(batch))
 
     def batch_shardings(self, batch: Batch) -> Batch:
         """Where each array of a batch (or its shape struct) lies."""

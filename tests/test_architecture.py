@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "pipeline": {"types"},
     "rewards": {"types"},
     "step": {"types", "model", "objectives", "optim"},
-    "learner": {"types", "model", "objectives", "optim", "step"},
+    "learner": {"types", "layout", "model", "objectives", "optim", "step"},
     "config": {"types", "schema", "objectives", "pipeline"},
     "mesh": {"types", "layout", "model", "config"},
 }
