@@ -20,8 +20,8 @@ from jaxrl_sat.model.execution import ONE_DEVICE, Execution
 from jaxrl_sat.model.ops import einsum
 from jaxrl_sat.types import AnyArray, Params
 
-# Logits held at once, in float32 elements: 128 MiB.
-BLOCK_ELEMENTS = 1 << 25
+# Logits of a chunk, in float32 elements: 32 MiB, which caches can hold. Wider chunks than MIN_WORDS gain nothing more.
+BLOCK_ELEMENTS = 1 << 23
 MIN_WORDS = 1024
 
 AXES = ("vocab", "embed")
