@@ -23,51 +23,65 @@ FLAGS = "--config=FILE[:PRESET], --workdir=DIR, --dry-run, --config.KEY=VALUE, -
 
 
 @dataclasses.dataclass(frozen=True)
-class Command:
-    """What the user asked for; `overrides` are (key, text) in the order given."""
+class Source:
+    """The config that the user asked for; `overrides` are (key, text) in the order given."""
 
     file: Path
     preset: str | None
-    workdir: Path
-    dry_run: bool
     overrides: tuple[tuple[str, str], ...]
 
 
-class _Parser(argparse.ArgumentParser):
+@dataclasses.dataclass(frozen=True)
+class Command(Source):
+    """The run that the user asked for."""
+
+    workdir: Path
+    dry_run: bool
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser with --config whose errors are an `InputError` that lists the flags `allowed`."""
+
+    def __init__(self, prog: str, description: str, allowed: str):
+        epilog = "--config.KEY=VALUE (or --config.KEY VALUE) sets one key of the config, as in --config.pipeline.lag=8."
+        super().__init__(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
+        self.allowed = allowed
+        presets = f"config file; presets: {', '.join(PRESETS)}"
+        self.add_argument("--config", required=True, metavar="FILE[:PRESET]", help=presets)
+
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; allowed: {FLAGS}")
+        raise InputError(f"{message}; allowed: {self.allowed}")
+
+    def parse_source(self, argv: Sequence[str]) -> tuple[argparse.Namespace, Source]:
+        """The flags in `argv` and the config they name. Raises `InputError`; --help prints and exits 0."""
+        flags, rest = self.parse_known_args(argv)
+        path, colon, preset = flags.config.rpartition(":")
+        if colon and preset not in PRESETS:
+            raise InputError(f"--config: preset {preset!r}; allowed: {', '.join(PRESETS)}")
+        overrides = tuple(_overrides(rest, self.allowed))
+        return flags, Source(Path(path if colon else flags.config), preset if colon else None, overrides)
 
 
 def parse(argv: Sequence[str]) -> Command:
     """The command in `argv` (without the program's name). Raises `InputError`; --help prints and exits 0."""
-    parser = _Parser(
-        prog="python -m jaxrl_sat.main",
-        description="Train a language model by RL on rollouts whose staleness is measured.",
-        epilog="--config.KEY=VALUE (or --config.KEY VALUE) sets one key of the config, as in --config.pipeline.lag=8.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--config", required=True, metavar="FILE[:PRESET]", help=f"config file; presets: {', '.join(PRESETS)}"
+    parser = Parser(
+        "python -m jaxrl_sat.main", "Train a language model by RL on rollouts whose staleness is measured.", FLAGS
     )
     parser.add_argument("--workdir", help="folder of the run, resumed if it holds one (runs/NAME OF CONFIG)")
     parser.add_argument("--dry-run", action="store_true", help="print the config, the meshes and the plan; run nothing")
-    flags, rest = parser.parse_known_args(argv)
-    path, colon, preset = flags.config.rpartition(":")
-    file = Path(path if colon else flags.config)
-    if colon and preset not in PRESETS:
-        raise InputError(f"--config: preset {preset!r}; allowed: {', '.join(PRESETS)}")
+    flags, source = parser.parse_source(argv)
     if flags.workdir is not None and (not flags.workdir or "\0" in flags.workdir):
         raise InputError(f"--workdir: {flags.workdir!r}; allowed: a folder")
-    workdir = Path(flags.workdir or Path("runs") / file.stem)
-    return Command(file, preset if colon else None, workdir, flags.dry_run, tuple(_overrides(rest)))
+    workdir = Path(flags.workdir or Path("runs") / source.file.stem)
+    return Command(source.file, source.preset, source.overrides, workdir, flags.dry_run)
 
 
-def _overrides(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _overrides(tokens: Sequence[str], allowed: str) -> Iterator[tuple[str, str]]:
     """(key, text) of --config.KEY=VALUE and --config.KEY VALUE."""
     waiting = iter(tokens)
     for token in waiting:
         if not token.startswith("--config."):
-            raise InputError(f"{token}: no such flag; allowed: {FLAGS}")
+            raise InputError(f"{token}: no such flag; allowed: {allowed}")
         key, equals, text = token.removeprefix("--config.").partition("=")
         if not equals:
             text = next(waiting, None)
@@ -78,29 +92,29 @@ def _overrides(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield key, text
 
 
-def load(command: Command, preset: str) -> ConfigDict:
+def load(source: Source, preset: str) -> ConfigDict:
     """The file's config for `preset` with the overrides set. Raises `InputError` for whatever is wrong with either."""
-    get_config = _get_config(command.file)
+    get_config = _get_config(source.file)
     try:
         takes_preset = bool(inspect.signature(get_config).parameters)
     except (TypeError, ValueError):
         takes_preset = True
-    if command.preset and not takes_preset:
-        raise InputError(f"--config: preset {preset!r}, but {command.file} has none; allowed: {command.file}")
-    with _blamed_on(command.file):
+    if source.preset and not takes_preset:
+        raise InputError(f"--config: preset {preset!r}, but {source.file} has none; allowed: {source.file}")
+    with _blamed_on(source.file):
         config = get_config(preset) if takes_preset else get_config()
     if not isinstance(config, ConfigDict):
         kind = type(config).__name__
-        raise InputError(f"--config: get_config of {command.file} returned a {kind}; allowed: a ConfigDict")
+        raise InputError(f"--config: get_config of {source.file} returned a {kind}; allowed: a ConfigDict")
     config = ConfigDict(config)  # thaws a frozen one  # pyright: ignore[reportArgumentType]
-    for key, text in command.overrides:
+    for key, text in source.overrides:
         value = parse_text(RunConfig, key, text)
         holder: Any = config
         *groups, last = key.split(".")
         for group in groups:
             holder = holder[group] if isinstance(holder, ConfigDict) and group in holder else None
         if not isinstance(holder, ConfigDict):
-            raise InputError(f"{key}: {command.file} has no such group; allowed: a group of the config")
+            raise InputError(f"{key}: {source.file} has no such group; allowed: a group of the config")
         with holder.ignore_type(), holder.unlocked():
             holder[last] = value
     return config
