@@ -81,7 +81,7 @@ def _cpu() -> Any:
 def _gpu() -> Any:
     """One GPU that trains and samples in turns; with two, the second samples."""
     config = _cpu()
-    config.model.path = placeholder(str)
+    config.model.update({"path": placeholder(str), "dtype": "bfloat16"})
     config.data.path = placeholder(str)
     config.data.update({"prompts_per_update": 32, "max_prompt_tokens": 512})
     config.sampler.update(
@@ -94,7 +94,7 @@ def _gpu() -> Any:
             "cache_dtype": "bfloat16",
         }
     )
-    config.optimizer.learning_rate = 1e-6
+    config.optimizer.update({"learning_rate": 1e-6, "master_copy": True})
     config.learner.update({"row_tokens": 4096, "microbatch_rows": 2, "remat": "layer"})
     config.eval.update({"every": 20, "temperature": 0.95})
     config.checkpoint.every = 20

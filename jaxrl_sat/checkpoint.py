@@ -22,9 +22,9 @@ from jaxrl_sat.types import InputError, Params, TrainState
 
 
 class Checkpointer:
-    """Saves in the background, keeps the newest `keep`, restores into given shardings."""
+    """Saves in the background, keeps the newest `keep` (None: all), restores into given shardings."""
 
-    def __init__(self, folder: Path, keep: int):
+    def __init__(self, folder: Path, keep: int | None):
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
         self._sums = folder.with_name("checkpoint_sums.json")
@@ -97,6 +97,33 @@ class Checkpointer:
         state = found["state"]
         versions = {v: found[f"version_{v}"] for v in wanted}
         return state, versions | ({step: state.params} if step in needed else {})
+
+    def params(self, abstract: Params, step: int | None = None) -> tuple[int, Params]:
+        """The step and the parameters alone of a checkpoint, by default the newest. Raises `InputError`.
+
+        `abstract` is the parameters as shape structs with shardings.
+        """
+        steps = sorted(self._manager.all_steps())
+        if not steps or step not in (None, *steps):
+            there = ", ".join(map(str, steps)) or "none"
+            raise InputError(
+                f"checkpoint {step if step is not None else ''}: not in {self._manager.directory}; allowed: {there}"
+            )
+        step = steps[-1] if step is None else step
+        self._check_sums(step)
+        wanted = {"params": abstract}
+        arguments = ocp.args.PyTreeRestore(
+            item=wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
+        )
+        try:
+            with ocp.PyTreeCheckpointer() as reader:
+                found = reader.restore(self._folder(step) / "state", args=arguments)
+        except Exception as error:  # a damaged file raises whatever the reader of its part raises
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise InputError(
+                f"checkpoint {step} in {self._manager.directory} cannot be read ({reason}); allowed: one of this model"
+            ) from error
+        return step, found["params"]
 
     def wait(self) -> None:
         """Block until the last write is complete, and seal it with checksums."""

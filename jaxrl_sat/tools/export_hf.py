@@ -1,0 +1,87 @@
+"""A run's checkpoint as a Hugging Face model, with its tokenizer, for transformers, vLLM or a run to start from.
+
+    python -m jaxrl_sat.tools.export_hf --workdir=RUN --out=DIR [--step=N]
+
+The parameters come from the checkpoint after N updates (default: the newest), in the dtype the run trained in; nothing
+else of it is read. Exit status 2 with one line where something is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_sat import model, sources
+from jaxrl_sat.checkpoint import Checkpointer
+from jaxrl_sat.model.folder import Folder
+from jaxrl_sat.paths import is_address
+from jaxrl_sat.types import InputError
+
+
+def export(workdir: Path, out: str, step: int | None = None) -> int:
+    """Write the model of a run to `out`, a folder or an address that fsspec opens. Returns the step it is of.
+
+    Raises `InputError` where `workdir` is not a run's, the checkpoint is not there, or `out` cannot be written.
+    """
+    run = _run_config(workdir / "config.json")
+    source = str(run["model"]["path"])
+    config = sources.read_model_config(source)
+    if not (workdir / "checkpoints").is_dir():
+        raise InputError(f"--workdir: {workdir} has no checkpoints; allowed: the folder of a run that wrote one")
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
+        model.abstract_params(config, run["model"]["dtype"]),
+    )
+    checkpoints = Checkpointer(workdir / "checkpoints", keep=None)
+    try:
+        step, params = checkpoints.params(shapes, step)
+    finally:
+        checkpoints.close()
+    model.save_hf(out, config, params)
+    _copy_small_files(sources.model_folder(source), out)
+    return step
+
+
+def _run_config(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {"model": {name: found["model"][name] for name in ("path", "dtype")}}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"--workdir: {path} is not a run's ({error}); allowed: the work folder of a run") from error
+
+
+def _copy_small_files(folder: Path, out: str) -> None:
+    """The tokenizer and what else lies beside the weights; config.json was written with them."""
+    target = Folder(out)
+    for name in sources.SMALL_FILES:
+        if name != "config.json" and (folder / name).is_file():
+            with target.writing(name) as file:
+                file.write((folder / name).read_bytes())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--workdir", type=Path, required=True, help="work folder of the run")
+    parser.add_argument("--out", required=True, help="folder of the model, or an address that fsspec opens")
+    parser.add_argument("--step", type=int, help="updates done at the checkpoint; default: the newest")
+    given = parser.parse_args(arguments)
+    try:
+        out = given.out if is_address(given.out) else str(Path(given.out).expanduser())
+        step = export(given.workdir.expanduser(), out, given.step)
+    except InputError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    print(f"model after {step} updates written to {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""A run's checkpoint leaves as the model it holds, with the tokenizer it was sampled with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_sat import embedded
+from jaxrl_sat.checkpoint import Checkpointer
+from jaxrl_sat.model import load_hf, save_hf
+from jaxrl_sat.tools import export_hf
+from jaxrl_sat.types import TrainState
+from tests.model.helpers import tiny
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two checkpoints of a tiny model in bfloat16 that started from a folder with the embedded tokenizer."""
+    root = tmp_path_factory.mktemp("run")
+    config, start = tiny()
+    save_hf(root / "start", config, start)
+    shutil.copy(embedded.model_path() / "tokenizer.json", root / "start")
+    (root / "config.json").write_text(json.dumps({"model": {"path": str(root / "start"), "dtype": "bfloat16"}}))
+    checkpoints = Checkpointer(root / "checkpoints", keep=2)
+    for step in (3, 5):
+        params = jax.tree.map(lambda x, step=step: (x * step).astype(jnp.bfloat16), start)
+        opt_state = optax.adam(1e-3).init(params)
+        checkpoints.save(TrainState(params, opt_state, jnp.int32(step), jnp.int32(0)), {})
+    checkpoints.close()
+    return root
+
+
+@pytest.mark.parametrize(("arguments", "step"), [([], 5), (["--step=3"], 3)])
+def test_the_model_of_a_checkpoint_comes_back(run: Path, tmp_path: Path, arguments: list[str], step: int) -> None:
+    assert export_hf.main([f"--workdir={run}", f"--out={tmp_path / 'model'}", *arguments]) == 0
+    config, params = load_hf(tmp_path / "model", "bfloat16")
+    expected, start = tiny()
+    assert config == expected
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, (y * step).astype(jnp.bfloat16)), params, start)
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert (tmp_path / "model" / "tokenizer.json").read_bytes() == (run / "start" / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("workdir", "arguments", "words"),
+    [
+        ("", ["--step=4"], "checkpoint 4: not in "),
+        ("start", [], "is not a run's"),
+        ("nowhere", [], "is not a run's"),
+    ],
+)
+def test_what_is_not_there_is_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture, workdir: str, arguments: list[str], words: str
+) -> None:
+    assert export_hf.main([f"--workdir={run / workdir}", f"--out={tmp_path / 'model'}", *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
