@@ -95,11 +95,13 @@ def make_meshes(config: RunConfig, devices: Sequence[Any]) -> Meshes:
         )
     start = 0 if colocated else first
     return Meshes(
-        _mesh(sizes["trainer"], devices[:first]), _mesh(sizes["sampler"], devices[start:][: wanted - first]), colocated
+        device_mesh(sizes["trainer"], devices[:first]),
+        device_mesh(sizes["sampler"], devices[start:][: wanted - first]),
+        colocated,
     )
 
 
-def _mesh(sizes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
+def device_mesh(sizes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
     """The devices in an order that suits their network. Over several slices, the data axis crosses between them."""
     shape = tuple(sizes.values())
     slices = len({getattr(device, "slice_index", 0) for device in devices})

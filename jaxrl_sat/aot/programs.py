@@ -25,6 +25,7 @@ TRAIN, GENERATE, PREFILL = "train", "generate", "prefill"
 class Program:
     """What is to be compiled. `tokens`: processed at once, or for decoding held in the cache, on all devices together.
 
+    `microbatches`: one after the other, `rows` rows each.
     `state`: bytes a device of what the program holds throughout, from shapes and shardings alone.
     `model_flops`: of all devices together, as the mathematics has it: nothing recomputed, one pass forward each and
     one backward where there is a gradient.
@@ -32,6 +33,7 @@ class Program:
 
     name: str
     rows: int
+    microbatches: int
     tokens: int
     mesh: dict[str, int]
     state: dict[str, int]
@@ -80,7 +82,7 @@ def make(
     check_devices(config, topology, name)
     side = "trainer" if name == TRAIN else "sampler"
     sizes = mesh.axes(config)[side]
-    grid = mesh._mesh(sizes, topology.devices)
+    grid = mesh.device_mesh(sizes, topology.devices)
     meshes = mesh.Meshes(trainer=grid, sampler=grid, colocated=True)
     if name == TRAIN:
         return _train(config, model_config, meshes, sizes, microbatches or most_microbatches(config))
@@ -113,6 +115,7 @@ def _train(
     return Program(
         name=TRAIN,
         rows=rows,
+        microbatches=microbatches,
         tokens=tokens,
         mesh=sizes,
         state={
@@ -189,6 +192,7 @@ def _sampling(
     return Program(
         name=name,
         rows=rows,
+        microbatches=1,
         tokens=tokens,
         mesh=sizes,
         state={"weights": device_bytes(weights), **cache},

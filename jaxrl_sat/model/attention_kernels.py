@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxrl_sat.model.attention import attend_segments, attend_segments_from
@@ -71,7 +72,7 @@ def _splash(
     q, k, v = (jnp.pad(x, padding).swapaxes(1, 2) for x in (q * head_dim**-0.5, k, v))
     kernel = _splash_kernel(q.shape[1], q.shape[2], pieces, interpret)
 
-    def this_piece(info: Array) -> Array:
+    def this_piece(info: Any) -> Array:
         # Block tables are [heads, query blocks, key blocks]; the last kind is the number of each query, [queries].
         axis = 1 if info.ndim == 3 else 0
         size = info.shape[axis] // pieces
@@ -82,6 +83,7 @@ def _splash(
     return jax.vmap(kernel)(q, k, v, ids).swapaxes(1, 2)[..., :head_dim]
 
 
+@functools.lru_cache(maxsize=8)  # its block tables take seconds at 32k positions, and a train step has several traces
 def _splash_kernel(heads: int, queries: int, pieces: int, interpret: bool) -> Any:
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -98,7 +100,11 @@ def _splash_kernel(heads: int, queries: int, pieces: int, interpret: bool) -> An
         block_kv_dq=block,
     )
     mask = masks.MultiHeadMask([masks.CausalMask((queries * pieces, queries * pieces))] * heads)
-    return splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=pieces, interpret=interpret)
+    with jax.ensure_compile_time_eval():
+        kernel = splash.make_splash_mha(
+            mask, block_sizes=sizes, head_shards=1, q_seq_shards=pieces, interpret=interpret
+        )
+        return jax.tree.map(np.asarray, kernel)  # tables of no trace and no device
 
 
 # ---------------------------------------------------------------------------------------------------- cuDNN (GPU)
