@@ -174,7 +174,7 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
         held_out[data_set.name] = asked.eval_prompts(config.eval.problems)
     meshes = mesh.make_meshes(config, jax.devices())
     learner = make_learner(config, model_config, meshes)
-    _, params = model.load_hf(sources.model_folder(config.model.path), config.model.dtype, learner.param_shardings)
+    _, params = model.load_hf(sources.model_address(config.model.path), config.model.dtype, learner.param_shardings)
     state, versions = restore_or_init(learner, checkpoints, config, params)
     engine = make_engine(config, model_config, meshes, tokenizer.eos_ids)
 

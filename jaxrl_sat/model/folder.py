@@ -22,6 +22,7 @@ class Folder:
         self.address = str(address).rstrip("/") or "/"
         try:
             self._files, self._root = fsspec.core.url_to_fs(self.address)
+            self._files.invalidate_cache(self._root)  # what an earlier look at this address listed
         except Exception as error:  # each file system raises what its own package raises
             raise InputError(f"{self.address} cannot be opened ({_line(error)}); give a folder's address") from error
 
@@ -36,9 +37,9 @@ class Folder:
         return posixpath.join(self._root, name)
 
     def exists(self) -> bool:
-        """Whether there is such a folder; where a file system has no folders, whether a file lies in it."""
+        """Whether there is such a folder: one that can be listed, or one with a config.json."""
         with reading(self.address):
-            return self._files.isdir(self._root)
+            return self._files.isdir(self._root) or self._files.isfile(self._path("config.json"))
 
     def has(self, name: str) -> bool:
         """Whether the folder has a file of this name."""
@@ -48,8 +49,7 @@ class Folder:
     def names(self) -> list[str]:
         """Names of the files in the folder."""
         with reading(self.address):
-            self._files.invalidate_cache(self._root)
-            found = self._files.ls(self._root, detail=True)
+            found = self._files.ls(self._root, detail=True, refresh=True)
         return sorted(posixpath.basename(entry["name"]) for entry in found if entry["type"] == "file")
 
     def size(self, name: str) -> int:
