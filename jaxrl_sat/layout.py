@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 Rules = Mapping[str, str | tuple[str, ...] | None]
@@ -28,13 +28,16 @@ Cut = str | tuple[str, ...] | None
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A mesh and its table. Without a mesh: one device, nothing is cut. Hashable, so a static argument."""
+    """A mesh and its table. Without a mesh: one device, nothing is cut. Hashable, so a static argument.
 
-    mesh: Mesh | None = None
+    An abstract mesh, which has no devices, will do for specs.
+    """
+
+    mesh: Mesh | AbstractMesh | None = None
     rules: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @classmethod
-    def of(cls, mesh: Mesh, rules: Rules) -> Layout:
+    def of(cls, mesh: Mesh | AbstractMesh, rules: Rules) -> Layout:
         """The layout that `rules` make on `mesh`; mesh axes that it has not, or of size 1, cut nothing."""
 
         def cuts(rule: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -58,7 +61,7 @@ class Layout:
     @property
     def platform(self) -> str:
         """Of the devices: "cpu", "gpu" or "tpu"."""
-        return self.mesh.devices.flat[0].platform if self.mesh is not None else jax.default_backend()
+        return self.mesh.devices.flat[0].platform if isinstance(self.mesh, Mesh) else jax.default_backend()
 
     # -------------------------------------------------------------------------------------- whole arrays
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxrl_sat import model
 from jaxrl_sat.config import RunConfig
@@ -116,6 +116,13 @@ def device_mesh(sizes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
         inside = (shape[0] // slices, *shape[1:])
         grid = mesh_utils.create_hybrid_device_mesh(inside, across, devices, allow_split_physical_axes=True)
     return Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def abstract_layout(config: RunConfig, side: str) -> Layout:
+    """The layout of "trainer" or "sampler" without its devices: enough for specs."""
+    sizes = axes(config)[side]
+    rules = {"trainer": TRAINER_RULES, "sampler": SAMPLER_RULES}[side]
+    return Layout.of(AbstractMesh(tuple(sizes.values()), tuple(sizes)), rules)
 
 
 def check_fits(config: RunConfig, model_config: model.ModelConfig) -> None:

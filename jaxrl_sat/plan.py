@@ -221,7 +221,7 @@ def _memory(config: RunConfig, model_config: model.ModelConfig, copy: int) -> di
     # While a version is handed over it stands on the sampler once more, not yet in its layout.
     sampled = (versions + 1) * sum(math.prod(array.shape) * array.dtype.itemsize for array in handed)
     reference = copy if config.loss.kl_coef else 0
-    trainer, sampler = config.mesh.trainer, config.mesh.sampler
+    sampler = config.mesh.sampler
     # A prompt takes a bucket in the cache: the next power of two, from 16.
     length = max(16, 1 << (config.data.max_prompt_tokens - 1).bit_length()) + config.sampler.max_response_tokens
     cache = jax.eval_shape(
@@ -239,15 +239,27 @@ def _memory(config: RunConfig, model_config: model.ModelConfig, copy: int) -> di
         "float32 master copy": master,
         "reference policy": reference,
         "trainer's copies of the versions in flight": versions * copy,
-        "trainer, a device": math.ceil(state / (trainer.fsdp * trainer.expert * trainer.tensor)),
+        "trainer, a device": math.ceil(state * _share(config, model_config, "trainer")),
         "sampler's copies of the versions in flight": sampled,
         "sampler's cache": cache_bytes,
         "sampler, a device": math.ceil(
-            sampled / (sampler.expert * sampler.tensor) + cache_bytes / (sampler.data * sampler.tensor)
+            sampled * _share(config, model_config, "sampler") + cache_bytes / (sampler.data * sampler.tensor)
         ),
         "checkpoint on disk": kept,
         "checkpoints on disk": kept * config.checkpoint.keep,
     }
+
+
+def _share(config: RunConfig, model_config: model.ModelConfig, side: str) -> float:
+    """The part of the parameters that a device of one mesh holds."""
+    layout = mesh.abstract_layout(config, side)
+    shapes = jax.tree.leaves(model.abstract_params(model_config))
+    specs = jax.tree.leaves(model.param_specs(model_config, layout))
+    held = sum(
+        math.prod(shape.shape) / math.prod(layout.ways(cut) for cut in spec)
+        for shape, spec in zip(shapes, specs, strict=True)
+    )
+    return held / sum(math.prod(shape.shape) for shape in shapes)
 
 
 def _seeds(config: RunConfig) -> dict[str, Any]:

@@ -264,7 +264,7 @@ class RolloutEngine(jetstream.Engine):
     @property
     def mesh(self) -> Mesh:
         """The devices this engine runs on."""
-        assert self._execution.layout.mesh is not None
+        assert isinstance(self._execution.layout.mesh, Mesh)
         return self._execution.layout.mesh
 
     @property
