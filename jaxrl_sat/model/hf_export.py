@@ -1,7 +1,8 @@
 """Export to Hugging Face folders: config.json and safetensors, one file or shards with an index, at any address.
 
 Tensors leave the devices a layer at a time and go straight into their file. Files are written beside their places and
-renamed when all are complete, so that what lay there before stays whole until then.
+renamed when all are complete; one rename (or removal, where shards follow a single file) makes the new weights those of
+the folder. Up to it what lay there before is whole, after it what was written.
 """
 
 from __future__ import annotations
@@ -113,40 +114,54 @@ def _to_host(block: _Block) -> np.ndarray:
 
 
 def _write(folder: Folder, shards: list[list[_Block]], fields: dict[str, Any]) -> None:
-    names = [SINGLE]
+    """All files beside their places, then their renames: the last one makes the new weights those of the folder."""
+    names = _names(folder, len(shards))
+    texts = {"config.json": fields}
     if len(shards) > 1:
-        names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-    written: list[str] = []  # in the order of renaming: an index comes behind what it names
+        of = zip(names, shards, strict=True)
+        index = {source.tensor: name for name, blocks in of for block in blocks for source in block.sources}
+        total = sum(block.nbytes for blocks in shards for block in blocks)
+        texts[INDEX] = {"metadata": {"total_size": total}, "weight_map": index}
+    begun: list[str] = []
     try:
         for name, blocks in zip(names, shards, strict=True):
-            written.append(name)
+            begun.append(name)
             with folder.writing(name + PARTIAL) as file:
-                file.write(header_bytes((p.tensor, p.shape, np.dtype(b.leaf.dtype)) for b in blocks for p in b.sources))
+                tensors = [(s.tensor, s.shape, np.dtype(block.leaf.dtype)) for block in blocks for s in block.sources]
+                file.write(header_bytes(tensors))
                 for block in blocks:
                     array = _to_host(block)
                     for source in block.sources:
                         file.write(_as_stored(source, array))
-        texts = {"config.json": fields}
-        if len(shards) > 1:
-            of = zip(names, shards, strict=True)
-            index = {source.tensor: name for name, blocks in of for block in blocks for source in block.sources}
-            total = sum(block.nbytes for blocks in shards for block in blocks)
-            texts = {INDEX: {"metadata": {"total_size": total}, "weight_map": index}} | texts
         for name, content in texts.items():
-            written.append(name)
+            begun.append(name)
             with folder.writing(name + PARTIAL) as file:
                 file.write(json.dumps(content, indent=2, sort_keys=True).encode() + b"\n")
     except BaseException:
-        for name in written:
+        for name in begun:
             with contextlib.suppress(Exception):
                 folder.remove(name + PARTIAL)
         raise
-    for name in written:
+    for name in (*names, *texts) if INDEX in texts else (*texts, *names):
         folder.rename(name + PARTIAL, name)
     for name in folder.names():
         ours = name in (SINGLE, INDEX) or fnmatch.fnmatch(name, "model-*.safetensors")
-        if name not in written and (ours or name.endswith(PARTIAL)):
+        if name not in begun and (ours or name.endswith(PARTIAL)):
             folder.remove(name)
+
+
+def _names(folder: Folder, count: int) -> list[str]:
+    """Names for so many files; where these are shards, none that an earlier index may still point to."""
+    if count == 1:
+        return [SINGLE]
+    taken = set(folder.names()) if folder.exists() else set()
+    stem, version = "model", 1
+    while True:
+        names = [f"{stem}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+        if taken.isdisjoint(names):
+            return names
+        version += 1
+        stem = f"model-v{version}"
 
 
 def _as_stored(source: Source, array: np.ndarray) -> bytes | memoryview:

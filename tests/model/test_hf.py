@@ -17,6 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSha
 from safetensors.numpy import load_file, save_file
 
 from jaxrl_sat.model import abstract_params, hf_export, load_hf, param_axes, save_hf
+from jaxrl_sat.model.folder import Folder
 from jaxrl_sat.types import InputError
 from tests.model.helpers import FIXTURES, NAMES
 
@@ -209,6 +210,65 @@ def test_export_that_fails_leaves_the_old_one_whole(tmp_path: Path, monkeypatch:
     with pytest.raises(InputError, match=r"model-00002-of-\d+.safetensors.partial cannot be written .*no space left"):
         save_hf(tmp_path, config, jax.tree.map(jnp.zeros_like, params))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("one", "one"), ("shards", "shards"), ("one", "shards"), ("shards", "one")]
+)
+def test_export_that_is_killed_leaves_the_old_weights_or_the_new(
+    before: str, after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever rename or removal is the last that happens."""
+    limits = {"one": 1 << 30, "shards": 9_000}
+    config, old = load_hf(FIXTURES / "dense")
+    new = jax.tree.map(lambda leaf: leaf + 1, old)
+
+    class Killed(BaseException):
+        pass
+
+    def limited(change: Callable, left: list[int]) -> Callable:
+        def step(*arguments: Any) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            change(*arguments)
+
+        return step
+
+    seen = []
+    for steps in range(30):
+        folder = tmp_path / str(steps)
+        monkeypatch.setattr(hf_export, "MAX_SHARD_BYTES", limits[before])
+        save_hf(folder, config, old)
+        with monkeypatch.context() as patch:
+            patch.setattr(hf_export, "MAX_SHARD_BYTES", limits[after])
+            left = [steps]
+            for change in ("rename", "remove"):
+                patch.setattr(Folder, change, limited(getattr(Folder, change), left))
+            try:
+                save_hf(folder, config, new)
+            except Killed:
+                pass
+        found = load_file_or_shards(folder)
+        seen.append(found["model.norm.weight"][0] == new["final_norm"][0])
+        for name, leaf in (("embed_tokens", "embedding"), ("norm", "final_norm")):
+            np.testing.assert_array_equal(found[f"model.{name}.weight"], (new if seen[-1] else old)[leaf])
+        if left[0] >= 0:
+            break
+    assert left[0] >= 0
+    assert seen == sorted(seen) and not seen[0] and seen[-1]
+    assert not list(folder.glob("*.partial"))
+    assert_same(load_hf(folder)[1], new)
+
+
+def load_file_or_shards(folder: Path) -> dict[str, np.ndarray]:
+    """All tensors, as transformers finds them: a single file, else what the index names."""
+    if (folder / "model.safetensors").exists():
+        return load_file(folder / "model.safetensors")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    tensors = {file: load_file(folder / file) for file in set(index.values())}
+    assert index.keys() == {name for found in tensors.values() for name in found}
+    return {name: tensors[file][name] for name, file in index.items()}
 
 
 def test_export_of_sharded_parameters(tmp_path: Path) -> None:
