@@ -77,12 +77,10 @@ class PolicyStatistics:
 def policy_statistics(params: Params, batch: Batch, replay: bool, settings: StepSettings) -> PolicyStatistics:
     """What the policy `params` says of the tokens of `batch`.
 
-    `replay` routes as the batch records; ids stay in their small integers until here. Where the batch carries a
-    nucleus, log-probs are those renormalised on it, as the behaviour policy's are (SPEC 9).
+    `replay` routes as the batch records. Where the batch carries a nucleus, log-probs are those renormalised on it, as
+    the behaviour policy's are (SPEC 9).
     """
-    routing = None
-    if replay:
-        routing = dataclasses.replace(batch.routing, expert_ids=batch.routing.expert_ids.astype(jnp.int32))
+    routing = batch.routing if replay else None
     asked = (batch.tokens, batch.positions, batch.segment_ids, routing, settings.execution)
     out = model.forward(params, settings.model, *asked)
     # What a position says is of the next token: words go one to the left and numbers come one to the right, since the
