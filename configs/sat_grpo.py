@@ -42,6 +42,7 @@ def _cpu() -> Any:
             "slots": 256,
             "dtype": "float32",
             "cache_dtype": "float32",
+            "quantise": "none",
         }
     )
     config.pipeline = ConfigDict({"mode": "interval", "lag": 1})
@@ -63,9 +64,8 @@ def _cpu() -> Any:
     config.optimizer = ConfigDict(
         {"learning_rate": 2e-4, "b1": 0.9, "b2": 0.98, "eps": 1e-8, "max_grad_norm": 1.0, "master_copy": False}
     )
-    config.learner = ConfigDict(
-        {"row_tokens": 64, "microbatch_rows": 32, "replay": True, "replay_top_p": True, "remat": "products"}
-    )
+    config.learner = ConfigDict({"row_tokens": 64, "microbatch_rows": 32})
+    config.learner.update({"replay": True, "replay_top_p": True, "remat": "products", "quantise": "none"})
     config.mesh = ConfigDict(
         {
             "trainer": {"data": 1, "fsdp": 1, "expert": 1, "context": 1, "tensor": 1},

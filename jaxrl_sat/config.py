@@ -22,7 +22,7 @@ from jaxrl_sat.objectives.recipes import RECIPES
 from jaxrl_sat.objectives.reduce import Aggregation
 from jaxrl_sat.pipeline import lag
 from jaxrl_sat.schema import Range
-from jaxrl_sat.types import InputError, Records
+from jaxrl_sat.types import InputError, Numerics, Records
 
 PRESETS = ("cpu", "gpu", "tpu", "tpu_4b", "tpu_8b")
 
@@ -59,6 +59,7 @@ class Sampler:
     `top_p`: probability that the words drawn from have together (1: all words); evaluations have it too, at their own
     temperature. `nucleus`: most words it may take, at most the vocabulary; all of them are recorded with the token.
     `dtype`: of the sampler's weights, cast when they are handed over; `cache_dtype`: of its keys and values.
+    `quantise`: what its layers multiply in; weights are quantised once, when they are handed over.
     """
 
     group_size: Annotated[int, Range(2, 4096)]  # a group of one has no baseline: every advantage would be 0
@@ -70,6 +71,7 @@ class Sampler:
     slots: Count
     dtype: Dtype
     cache_dtype: Dtype
+    quantise: Numerics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Learner:
 
     `replay`: route as the sampler did. `replay_top_p`: renormalise log-probs on the nucleus it drew from. `remat`: what
     of each layer waits for the backward pass: "products", its input and all matrix products; "layer", its input alone;
-    "offload", its input in the memory of the host.
+    "offload", its input in the memory of the host. `quantise`: what layers multiply in, forward and backward.
     """
 
     row_tokens: Count
@@ -153,6 +155,7 @@ class Learner:
     replay: bool
     replay_top_p: bool
     remat: Literal["products", "layer", "offload"]
+    quantise: Numerics
 
 
 @dataclasses.dataclass(frozen=True)

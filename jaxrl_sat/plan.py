@@ -57,7 +57,7 @@ def meshes(config: RunConfig) -> dict[str, Any]:
 def plan(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
     """What the run will do, in figures that follow from the config and are not in it."""
     parameters = jax.tree.leaves(model.abstract_params(model_config, config.model.dtype))
-    copy = sum(math.prod(array.shape) * array.dtype.itemsize for array in parameters)
+    copy = _bytes(parameters)
     return {
         "model": {
             "type": model_config.to_hf()["model_type"],
@@ -217,20 +217,18 @@ def _short(steps: list[int]) -> str:
 def _memory(config: RunConfig, model_config: model.ModelConfig, copy: int) -> dict[str, Any]:
     """`copy`: bytes of the parameters once."""
     versions = _versions_in_flight(config)
-    handed = jax.tree.leaves(model.abstract_params(model_config, config.sampler.dtype))
-    # While a version is handed over it stands on the sampler once more, not yet in its layout.
-    sampled = (versions + 1) * sum(math.prod(array.shape) * array.dtype.itemsize for array in handed)
+    params = model.abstract_params(model_config, config.model.dtype)
+    handed = (config.sampler.dtype, config.sampler.quantise)
+    # While a version is handed over it stands on the sampler once more, as it comes from the trainer.
+    sampled = versions * _bytes(jax.eval_shape(lambda tree: model.decode_params(tree, *handed), params)) + copy
     reference = copy if config.loss.kl_coef else 0
     sampler = config.mesh.sampler
     # A prompt takes a bucket in the cache: the next power of two, from 16.
     length = max(16, 1 << (config.data.max_prompt_tokens - 1).bit_length()) + config.sampler.max_response_tokens
-    cache = jax.eval_shape(
-        lambda: jax.tree.leaves(
-            model.init_cache(model_config, config.sampler.slots, length, config.sampler.cache_dtype)
-        )
+    cache_bytes = _bytes(
+        jax.eval_shape(lambda: model.init_cache(model_config, config.sampler.slots, length, config.sampler.cache_dtype))
     )
-    cache_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in cache)
-    wide = sum(4 * math.prod(array.shape) for array in handed)  # of the parameters in float32, as moments always are
+    wide = _bytes(model.abstract_params(model_config, "float32"))  # moments and gradients are float32 always
     master = wide if config.optimizer.master_copy else 0
     state = copy + 3 * wide + master + reference + versions * copy
     kept = 2 * wide + master + versions * copy
@@ -260,6 +258,10 @@ def _share(config: RunConfig, model_config: model.ModelConfig, side: str) -> flo
         for shape, spec in zip(shapes, specs, strict=True)
     )
     return held / sum(math.prod(shape.shape) for shape in shapes)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(tree))
 
 
 def _seeds(config: RunConfig) -> dict[str, Any]:

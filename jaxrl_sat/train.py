@@ -96,6 +96,7 @@ def make_learner(config: RunConfig, model_config: model.ModelConfig, meshes: mes
         execution=model.Execution(
             layout=meshes.trainer_layout,
             remat=config.learner.remat,
+            numerics=config.learner.quantise,
             router_sums=config.loss.load_balance_coef > 0 or config.loss.router_z_coef > 0,
             max_segments=packing.segments_per_row(config.learner.row_tokens) + 1,
         ),
@@ -122,6 +123,7 @@ def make_engine(
         topk=min(config.sampler.topk, model_config.vocab_size),
         dtype=config.sampler.dtype,
         cache_dtype=config.sampler.cache_dtype,
+        numerics=config.sampler.quantise,
     )
 
 

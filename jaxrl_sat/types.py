@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from flax import struct
@@ -22,6 +22,9 @@ from jaxtyping import Bool, Float, Int, Integer
 
 AnyArray = Any
 """A `jax.Array`, a NumPy array on its way to the device, or a `jax.ShapeDtypeStruct` when only compiling."""
+
+Numerics = Literal["none", "fp8"]
+"""What products with a layer's weights are computed in: the dtype of their operands, or 8-bit floating point."""
 
 Params = Any
 """A pytree of parameters: nested dicts with arrays at the leaves (see `jaxrl_sat.model`)."""

@@ -94,6 +94,18 @@ def test_memory_of_bfloat16_parameters(tmp_path: Path) -> None:
     assert narrow["memory"]["checkpoint on disk"] == (2 * 2 + 2 * 4 + 4) * count
 
 
+def test_memory_of_quantised_weights(tmp_path: Path) -> None:
+    plain = planned(tmp_path)
+    copy, versions = plain["model"]["bytes"], plain["lag"]["versions in flight at most"]
+    assert plain["memory"]["sampler's copies of the versions in flight"] == (versions + 1) * copy
+    quantised = planned(tmp_path, sampler__quantise="fp8")["memory"]["sampler's copies of the versions in flight"]
+    # Each of two layers: queries, keys and values, output; gate and up, down of four experts.
+    products = 16 * (32 + 16 + 16) + 32 * 16 + 4 * 3 * 16 * 16
+    scales = (32 + 16 + 16) + 16 + 4 * 3 * 16
+    # Values are one byte instead of four, and a scale has four.
+    assert quantised == versions * (copy - 2 * 3 * products + 2 * 4 * scales) + copy
+
+
 def test_data_set_by_its_folder(tmp_path: Path) -> None:
     data = data_folder(tmp_path / "gsm", train=3200, test=5)
     facts = planned(tmp_path / "m", data__path=str(data))

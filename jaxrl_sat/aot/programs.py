@@ -170,8 +170,10 @@ def _sampling(
     stop_ids = (eos,) if isinstance(eos, int) else tuple(eos or ())
     engine = train.make_engine(config, model_config, meshes, stop_ids)
     layout = meshes.sampler_layout
-    decode_shapes = jax.eval_shape(model.unstack, model.abstract_params(model_config, config.sampler.dtype))
-    weights = _placed(decode_shapes, layout.place(model.decode_param_specs(model_config, layout)))
+    handed = functools.partial(model.decode_params, dtype=config.sampler.dtype, numerics=config.sampler.quantise)
+    decode_shapes = jax.eval_shape(handed, model.abstract_params(model_config, config.model.dtype))
+    specs = model.decode_param_specs(model_config, layout, config.sampler.quantise)
+    weights = _placed(decode_shapes, layout.place(specs))
     whole = layout.sharding((), ())
     version = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
     if name == PREFILL:

@@ -1,6 +1,15 @@
 """Qwen3, Qwen3-MoE and Llama decoders: parameters as a pytree, and pure functions over it."""
 
-from jaxrl_sat.model.cache import Cache, cache_specs, decode, decode_param_specs, init_cache, prefill, unstack
+from jaxrl_sat.model.cache import (
+    Cache,
+    cache_specs,
+    decode,
+    decode_param_specs,
+    decode_params,
+    init_cache,
+    prefill,
+    unstack,
+)
 from jaxrl_sat.model.config import ModelConfig
 from jaxrl_sat.model.execution import ONE_DEVICE, Execution
 from jaxrl_sat.model.head import TokenStatistics, token_statistics, unembed
@@ -21,6 +30,7 @@ __all__ = [
     "cache_specs",
     "decode",
     "decode_param_specs",
+    "decode_params",
     "forward",
     "init_cache",
     "init_params",

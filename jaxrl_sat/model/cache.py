@@ -25,8 +25,9 @@ from jaxrl_sat.model.head import local_logits
 from jaxrl_sat.model.ops import rms_norm
 from jaxrl_sat.model.params import gathered, layer_cuts, param_specs
 from jaxrl_sat.model.piece import TOKENS, Piece
+from jaxrl_sat.model.quantised import QArray, of_products, quantise_layer, quantised_like
 from jaxrl_sat.model.qwen3 import Attend, layer, whole_norm
-from jaxrl_sat.types import AnyArray, Params
+from jaxrl_sat.types import AnyArray, Numerics, Params
 
 DecodeParams = Any
 """The parameters with `layers`, a tuple of one dict a layer, in place of the stacked runs."""
@@ -53,9 +54,32 @@ def unstack(params: Params) -> DecodeParams:
     return {**{name: leaf for name, leaf in params.items() if name not in runs}, "layers": tuple(layers)}
 
 
-def decode_param_specs(config: ModelConfig, layout: Layout) -> DecodeParams:
-    """How each unstacked parameter is cut."""
-    layers = [layer_cuts(config, layout, run)[0] for run in config.runs for _ in range(len(run))]
+def decode_params(params: Params, dtype: Any, numerics: Numerics = "none") -> DecodeParams:
+    """What decoding in `numerics` takes of stacked parameters: unstacked, new arrays, in `dtype` or quantised.
+
+    Weights are quantised as they come, not in `dtype`: to the values that training in the same numerics has.
+    """
+    taken = unstack(params)
+    if numerics == "fp8":
+        taken = {**taken, "layers": tuple(quantise_layer(layer) for layer in taken["layers"])}
+
+    def copied(leaf: Any) -> Any:
+        return leaf if isinstance(leaf, QArray) else jnp.array(leaf, dtype, copy=True)
+
+    return jax.tree.map(copied, taken, is_leaf=lambda node: isinstance(node, QArray))
+
+
+def _cuts(config: ModelConfig, layout: Layout, numerics: Numerics) -> list[tuple[Params, Params]]:
+    """`layer_cuts` of each layer, quantised weights among them."""
+    cuts = [layer_cuts(config, layout, run) for run in config.runs for _ in range(len(run))]
+    if numerics == "none":
+        return cuts
+    return [(of_products(specs, quantised_like), of_products(axes, quantised_like)) for specs, axes in cuts]
+
+
+def decode_param_specs(config: ModelConfig, layout: Layout, numerics: Numerics = "none") -> DecodeParams:
+    """How each of `decode_params` is cut."""
+    layers = [specs for specs, _ in _cuts(config, layout, numerics)]
     rest = {name: spec for name, spec in param_specs(config, layout).items() if not name.startswith("run")}
     return {**rest, "layers": tuple(layers)}
 
@@ -110,7 +134,8 @@ def prefill(
         return cache, expert_ids
 
     out = (cache_specs(config, layout, tokens.shape[0]), PartitionSpec(None, *cut, None))
-    return layout.manual(run, (decode_param_specs(config, layout), cut, rows), out)(params, tokens, lengths)
+    specs = decode_param_specs(config, layout, execution.numerics)
+    return layout.manual(run, (specs, cut, rows), out)(params, tokens, lengths)
 
 
 def decode(
@@ -128,7 +153,7 @@ def decode(
     layout = execution.layout
     rows = layout.spec(TOKENS[:1], tokens.shape)
     piece = Piece.of(config, execution, PartitionSpec(*rows, None))
-    specs = decode_param_specs(config, layout)
+    specs = decode_param_specs(config, layout, execution.numerics)
     head = specs["head" if "head" in specs else "embedding"]
 
     def run(params: DecodeParams, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache, Array]:
@@ -161,7 +186,7 @@ def _layers(
     layout = piece.layout
     angles = rope(positions, config.head_dim, config.rope_theta)
     x = embed(params["embedding"], tokens, param_specs(config, layout)["embedding"], layout)
-    cuts = [layer_cuts(config, layout, run) for run in config.runs for _ in range(len(run))]
+    cuts = _cuts(config, layout, piece.numerics)
     keys, values, routing = [], [], []
     for index, (layer_params, cut) in enumerate(zip(params["layers"], cuts, strict=True)):
         layer_cache = None if cache is None else (cache.k[index], cache.v[index])

@@ -11,22 +11,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_sat.model.ops import ROUTING, einsum, precision, saved
+from jaxrl_sat.model.quantised import COTANGENT, QArray, Weight, quantise
+from jaxrl_sat.types import Numerics
 
 
 def experts(
     x: Float[Array, "N D"],
     expert_ids: Int[Array, "N k"],
     weights: Float[Array, "N k"],
-    gate: Float[Array, "E D F"],
-    up: Float[Array, "E D F"],
-    down: Float[Array, "E F D"],
+    gate: Float[Weight, "E D F"],
+    up: Float[Weight, "E D F"],
+    down: Float[Weight, "E F D"],
+    numerics: Numerics = "none",
 ) -> Float[Array, "N D"]:
     """y[n] = sum_j weights[n, j] * down_e(silu(gate_e(x[n])) * up_e(x[n])), e = expert_ids[n, j]."""
     tokens, chosen = expert_ids.shape
@@ -36,7 +39,7 @@ def experts(
     sizes = jnp.sum(flat[:, None] == jnp.arange(gate.shape[0]), axis=0, dtype=jnp.int32)
 
     rows = _permute(jnp.repeat(x, chosen, axis=0), order)
-    out = grouped_ffn(rows, _permute(weights.reshape(-1), order), sizes, gate, up, down)
+    out = grouped_ffn(rows, _permute(weights.reshape(-1), order), sizes, gate, up, down, numerics)
     return jnp.sum(_permute(out, inverse).reshape(tokens, chosen, -1), axis=1)
 
 
@@ -44,17 +47,18 @@ def grouped_ffn(
     rows: Float[Array, "R D"],
     row_weights: Float[Array, " R"],
     sizes: Int[Array, " E"],
-    gate: Float[Array, "E D F"],
-    up: Float[Array, "E D F"],
-    down: Float[Array, "E F D"],
+    gate: Float[Weight, "E D F"],
+    up: Float[Weight, "E D F"],
+    down: Float[Weight, "E F D"],
+    numerics: Numerics = "none",
 ) -> Float[Array, "R D"]:
     """down_e(w_r * silu(gate_e(rows[r])) * up_e(rows[r])), where the first sizes[0] rows belong to expert 0, and so on.
 
     Rows beyond the sum of `sizes` belong to no expert: 0, and no gradient, whatever (finite) numbers they hold. With
     the weight ahead of `down`, no gradient needs that product's result: it is neither kept nor computed again.
     """
-    gated, lifted = (saved(grouped_matmul(rows, weight, sizes)) for weight in (gate, up))
-    return grouped_matmul(jax.nn.silu(gated) * lifted * row_weights[:, None], down, sizes)
+    gated, lifted = (saved(grouped_product(rows, weight, sizes, numerics)) for weight in (gate, up))
+    return grouped_product(jax.nn.silu(gated) * lifted * row_weights[:, None], down, sizes, numerics)
 
 
 def _stable_order(ids: Array, groups: int) -> Array:
@@ -94,6 +98,55 @@ def _backward(saved: tuple[Array, Array, Array], cotangent: Array) -> tuple[Arra
 
 
 grouped_matmul.defvjp(_forward, _backward)
+
+
+def grouped_product(
+    rows: Float[Array, "R A"], weights: Float[Weight, "E A B"], sizes: Int[Array, " E"], numerics: Numerics
+) -> Float[Array, "R B"]:
+    """`grouped_matmul` in the numbers that `weights` are quantised to, else in those of `numerics`.
+
+    8-bit values are multiplied in the dtype of `rows`, which holds them exactly: no backend but the newest TPU has an
+    8-bit grouped product.
+    """
+    if isinstance(weights, QArray):
+        return _of_values(quantise(rows, (0,)), weights, sizes, rows.dtype)
+    return grouped_matmul(rows, weights, sizes) if numerics == "none" else _quantised_matmul(rows, weights, sizes)
+
+
+def _of_values(rows: QArray, weights: QArray, sizes: Array, dtype: Any) -> Array:
+    product = _by_platform("matmul", rows.qvalue.astype(dtype), weights.qvalue, sizes)
+    return (product * rows.scale * _by_row(weights.scale, rows.shape[0], sizes)).astype(dtype)
+
+
+def _by_row(scale: Array, count: int, sizes: Array) -> Array:
+    """The scale [E, 1, B] of each row's expert, [count, B]."""
+    owner = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(count), side="right")
+    return scale[jnp.minimum(owner, scale.shape[0] - 1), 0]
+
+
+@jax.custom_vjp
+def _quantised_matmul(rows: Array, weights: Array, sizes: Array) -> Array:
+    return _quantised_forward(rows, weights, sizes)[0]
+
+
+def _quantised_forward(rows: Array, weights: Array, sizes: Array) -> tuple[Array, tuple[QArray, QArray, Array]]:
+    values = quantise(rows, (0,)), quantise(weights, (0, 2))
+    return _of_values(*values, sizes, rows.dtype), (*values, sizes)
+
+
+def _quantised_backward(kept: tuple[QArray, QArray, Array], cotangent: Array) -> tuple[Array, Array, None]:
+    """As in `quantised.project`: the cotangent takes the scale of the other operand before it is quantised."""
+    rows, weights, sizes = kept
+    dtype = cotangent.dtype
+    cotangent = _owned(cotangent.astype(jnp.float32), sizes)
+    by_row = quantise(cotangent * _by_row(weights.scale, cotangent.shape[0], sizes), (0,), COTANGENT)
+    d_rows = _by_platform("matmul", by_row.qvalue.astype(dtype), jnp.swapaxes(weights.qvalue, 1, 2), sizes)
+    by_column = quantise(cotangent * rows.scale, (1,), COTANGENT)
+    d_weights = _by_platform("outer", rows.qvalue.astype(dtype), by_column.qvalue.astype(dtype), sizes)
+    return (d_rows * by_row.scale).astype(dtype), (d_weights * by_column.scale).astype(dtype), None
+
+
+_quantised_matmul.defvjp(_quantised_forward, _quantised_backward)
 
 
 def _by_platform(product: str, *args: Array) -> Array:
@@ -152,7 +205,8 @@ def _row_blocks_matmul(rows: Array, weights: Array, sizes: Array) -> Array:
 
     def step(index: Array, out: Array) -> Array:
         expert, first, own = block(index)
-        product = einsum("ra,ab->rb", jax.lax.dynamic_slice_in_dim(rows, first, size), weights[expert])
+        theirs = jax.lax.dynamic_slice_in_dim(rows, first, size)
+        product = einsum("ra,ab->rb", theirs, weights[expert].astype(rows.dtype))
         product = jnp.where(own, product, jax.lax.dynamic_slice_in_dim(out, first, size))
         return jax.lax.dynamic_update_slice_in_dim(out, product, first, 0)
 
@@ -198,7 +252,7 @@ def _layout(count: int, sizes: Array) -> _Layout:
 
 def _padded_blocks_matmul(rows: Array, weights: Array, sizes: Array) -> Array:
     layout = _layout(rows.shape[0], sizes)
-    out = einsum("nra,nab->nrb", rows[layout.source], weights[layout.expert])
+    out = einsum("nra,nab->nrb", rows[layout.source], weights[layout.expert].astype(rows.dtype))
     return _owned(out.reshape(-1, weights.shape[2])[layout.place], sizes)
 
 
@@ -213,7 +267,7 @@ def _padded_blocks_outer(left: Array, right: Array, sizes: Array) -> Array:
 
 
 def _ragged_matmul(rows: Array, weights: Array, sizes: Array) -> Array:
-    return _owned(jax.lax.ragged_dot(rows, weights, sizes, precision=precision(rows.dtype)), sizes)
+    return _owned(jax.lax.ragged_dot(rows, weights.astype(rows.dtype), sizes, precision=precision(rows.dtype)), sizes)
 
 
 def _ragged_outer(left: Array, right: Array, sizes: Array) -> Array:

@@ -10,6 +10,7 @@ import jax
 
 from jaxrl_sat.layout import Layout
 from jaxrl_sat.model.ops import INPUT, PRODUCT, ROUTING
+from jaxrl_sat.types import Numerics
 
 Remat = Literal["products", "layer", "offload"]
 
@@ -22,12 +23,14 @@ class Execution:
     products; "layer", its input; "offload", its input, in the memory of the host.
     `max_segments`: sequences that a row holds at most, its padding counted as one; 0 if not known.
     `router_sums`: whether the sums behind the router's losses are measured.
+    `numerics`: what the products with a layer's weights are computed in.
     """
 
     layout: Layout = Layout()
     remat: Remat = "products"
     max_segments: int = 0
     router_sums: bool = False
+    numerics: Numerics = "none"
 
     def checkpointed(self, layer: Callable[..., Any]) -> Callable[..., Any]:
         """`layer` (a step of a scan) with what its backward pass keeps."""

@@ -20,6 +20,8 @@ from jaxtyping import Array, Float, Int
 from jaxrl_sat.layout import Cut, Layout
 from jaxrl_sat.model import dispatch
 from jaxrl_sat.model.piece import Piece
+from jaxrl_sat.model.quantised import Weight
+from jaxrl_sat.types import Numerics
 
 ROOM = 1.25
 """Rows a pair of devices exchanges at once, over those that even routing would give it."""
@@ -29,19 +31,20 @@ def experts(
     x: Float[Array, "N D"],
     expert_ids: Int[Array, "N k"],
     weights: Float[Array, "N k"],
-    gate: Float[Array, "E D F"],
-    up: Float[Array, "E D F"],
-    down: Float[Array, "E F D"],
+    gate: Float[Weight, "E D F"],
+    up: Float[Weight, "E D F"],
+    down: Float[Weight, "E F D"],
     piece: Piece,
 ) -> Float[Array, "N D"]:
     """`dispatch.experts` over all devices; of the experts, this device has the E (and of their width the F) given."""
     layout, cut = piece.layout, piece.experts
     if piece.experts_see_other_tokens:
-        out = _exchanged(x, expert_ids, weights, gate, up, down, layout, cut)
+        out = _exchanged(x, expert_ids, weights, gate, up, down, piece)
         return layout.total(out, piece.expert_mlp)
     if cut is not None:
         x, expert_ids, weights = _own(x, expert_ids, weights, gate.shape[0], layout.index(cut))
-    return layout.total(dispatch.experts(x, expert_ids, weights, gate, up, down), cut, piece.expert_mlp)
+    out = dispatch.experts(x, expert_ids, weights, gate, up, down, piece.numerics)
+    return layout.total(out, cut, piece.expert_mlp)
 
 
 def _own(x: Array, expert_ids: Array, weights: Array, local: int, index: Array) -> tuple[Array, Array, Array]:
@@ -98,14 +101,16 @@ def _parcel(plan: _Plan, index: Array, local: int) -> _Parcel:
     return _Parcel(place, expert)
 
 
-def _serve(rows: Array, weights: Array, gate: Array, up: Array, down: Array, expert: Array) -> Float[Array, "S D"]:
+def _serve(
+    rows: Array, weights: Array, gate: Array, up: Array, down: Array, expert: Array, numerics: Numerics
+) -> Float[Array, "S D"]:
     """The experts of this device on rows that were sent to it, in the order they came."""
     local = gate.shape[0]
     order = dispatch._stable_order(expert, local + 1)
     inverse = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
     sizes = jnp.sum(expert[:, None] == jnp.arange(local), axis=0, dtype=jnp.int32)
-    out = dispatch.grouped_ffn(dispatch._permute(rows, order), dispatch._permute(weights, order), sizes, gate, up, down)
-    return dispatch._permute(out, inverse)
+    rows, weights = dispatch._permute(rows, order), dispatch._permute(weights, order)
+    return dispatch._permute(dispatch.grouped_ffn(rows, weights, sizes, gate, up, down, numerics), inverse)
 
 
 def _take(rows: Array, place: Array) -> Array:
@@ -116,18 +121,16 @@ def _put(rows: Array, place: Array, new: Array) -> Array:
     return rows.at[place].set(new.astype(rows.dtype), mode="drop", unique_indices=True)
 
 
-def _primal(
-    x: Array, expert_ids: Array, weights: Array, gate: Array, up: Array, down: Array, layout: Layout, cut: Cut
-) -> Array:
-    local, chosen = gate.shape[0], expert_ids.shape[1]
-    plan = _plan(expert_ids, local, layout, cut)
+def _primal(x: Array, expert_ids: Array, weights: Array, gate: Array, up: Array, down: Array, piece: Piece) -> Array:
+    local, chosen, cut = gate.shape[0], expert_ids.shape[1], piece.experts
+    plan = _plan(expert_ids, local, piece.layout, cut)
     by_place = weights.reshape(-1)[plan.row_of]
 
     def once(index: Array, out: Array) -> Array:
         parcel = _parcel(plan, index, local)
         token = plan.row_of.at[parcel.place].get(mode="fill", fill_value=0) // chosen
         rows, row_weights, expert = _swap((x[token], _take(by_place, parcel.place), parcel.expert), cut)
-        answer = _serve(rows, row_weights, gate, up, down, expert)
+        answer = _serve(rows, row_weights, gate, up, down, expert, piece.numerics)
         return _put(out, parcel.place, _swap(answer, cut))
 
     out = jax.lax.fori_loop(0, plan.rounds, once, jnp.zeros((plan.row_of.size, x.shape[1]), x.dtype))
@@ -140,18 +143,16 @@ def _by_token(rows: Array, plan: _Plan, x: Array) -> Array:
     return jnp.sum(spread, axis=1, dtype=jnp.float32).astype(x.dtype)
 
 
-def _forward(
-    x: Array, expert_ids: Array, weights: Array, gate: Array, up: Array, down: Array, layout: Layout, cut: Cut
-):
-    out = _primal(x, expert_ids, weights, gate, up, down, layout, cut)
+def _forward(x: Array, expert_ids: Array, weights: Array, gate: Array, up: Array, down: Array, piece: Piece):
+    out = _primal(x, expert_ids, weights, gate, up, down, piece)
     return out, (x, expert_ids, weights, gate, up, down)
 
 
-def _backward(layout: Layout, cut: Cut, kept: tuple[Array, ...], cotangent: Array):
+def _backward(piece: Piece, kept: tuple[Array, ...], cotangent: Array):
     """The same exchanges with the rows' cotangents beside them; answers needed are computed again."""
     x, expert_ids, weights, gate, up, down = kept
-    local, chosen = gate.shape[0], expert_ids.shape[1]
-    plan = _plan(expert_ids, local, layout, cut)
+    local, chosen, cut = gate.shape[0], expert_ids.shape[1], piece.experts
+    plan = _plan(expert_ids, local, piece.layout, cut)
     by_place = weights.reshape(-1)[plan.row_of]
 
     def once(index: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -160,7 +161,7 @@ def _backward(layout: Layout, cut: Cut, kept: tuple[Array, ...], cotangent: Arra
         token = plan.row_of.at[parcel.place].get(mode="fill", fill_value=0) // chosen
         sent = (x[token], _take(by_place, parcel.place), cotangent[token], parcel.expert)
         rows, row_weights, row_cotangents, expert = _swap(sent, cut)
-        serve: Callable[..., Array] = functools.partial(_serve, expert=expert)
+        serve: Callable[..., Array] = functools.partial(_serve, expert=expert, numerics=piece.numerics)
         _, pull = jax.vjp(serve, rows, row_weights, gate, up, down)
         back_rows, back_weights, *more = pull(row_cotangents)
         back_rows, back_weights = _swap((back_rows, back_weights), cut)
@@ -174,5 +175,5 @@ def _backward(layout: Layout, cut: Cut, kept: tuple[Array, ...], cotangent: Arra
     return _by_token(d_rows, plan, x), None, d_weights[plan.place_of].reshape(weights.shape), d_gate, d_up, d_down
 
 
-_exchanged: Any = jax.custom_vjp(_primal, nondiff_argnums=(6, 7))
+_exchanged: Any = jax.custom_vjp(_primal, nondiff_argnums=(6,))
 _exchanged.defvjp(_forward, _backward)

@@ -148,7 +148,7 @@ def layer_cuts(config: ModelConfig, layout: Layout, run: Run) -> tuple[Params, P
 def gathered(params: Params, specs: Params, axes: Params, layout: Layout) -> Params:
     """Inside `Layout.manual`: this device's pieces with the model's width made whole, as the products need them."""
 
-    def whole(piece: jax.Array, spec: PartitionSpec, names: tuple[str, ...]) -> jax.Array:
+    def whole(piece: jax.Array, spec: PartitionSpec, names: tuple[str | None, ...]) -> jax.Array:
         for dimension, name in enumerate(names):
             if name == "embed":
                 piece = layout.gather(piece, spec[dimension], dimension)

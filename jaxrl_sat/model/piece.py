@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec
 from jaxrl_sat.layout import Cut, Layout
 from jaxrl_sat.model.config import ModelConfig
 from jaxrl_sat.model.execution import Execution
+from jaxrl_sat.types import Numerics
 
 TOKENS = ("rows", "sequence")
 """Logical axes of an array of tokens [B, T]."""
@@ -16,7 +17,7 @@ TOKENS = ("rows", "sequence")
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """The cuts that a layer's collectives go by. Static."""
+    """The cuts that a layer's collectives go by, and what its products are computed in. Static."""
 
     layout: Layout
     rows: Cut
@@ -25,6 +26,7 @@ class Piece:
     mlp: Cut
     expert_mlp: Cut
     experts: Cut
+    numerics: Numerics = "none"
 
     @classmethod
     def of(cls, config: ModelConfig, execution: Execution, tokens: PartitionSpec) -> Piece:
@@ -41,6 +43,7 @@ class Piece:
             mlp=cut("mlp", config.intermediate_size),
             expert_mlp=cut("mlp", config.moe_intermediate_size),
             experts=cut("experts", config.num_experts),
+            numerics=execution.numerics,
         )
 
     @property

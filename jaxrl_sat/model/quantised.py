@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,10 @@ from jaxtyping import Array
 from qwix import QArray
 
 from jaxrl_sat.model.ops import einsum
-from jaxrl_sat.types import Params
+from jaxrl_sat.types import Numerics, Params
 
-Numerics = Literal["none", "fp8"]
+Weight = Array | QArray
+"""A weight as it is or, at the sampler, quantised before."""
 
 FORWARD = jnp.float8_e4m3fn
 COTANGENT = jnp.float8_e5m2
@@ -67,7 +68,7 @@ def quantised_like(names: Any, kept: tuple[int, ...]) -> QArray:
 # ------------------------------------------------------------------------------------------------ einsum
 
 
-def project(spec: str, x: Array, weight: Array | QArray, numerics: Numerics = "none") -> Array:
+def project(spec: str, x: Array, weight: Weight, numerics: Numerics = "none") -> Array:
     """`einsum(spec, x, weight)` in the numbers that `weight` is quantised to, else in those of `numerics`.
 
     `weight` has the dtype of `x`, as has the result. A quantised weight takes no gradient.

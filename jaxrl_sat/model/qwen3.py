@@ -25,9 +25,10 @@ from jaxrl_sat.model.embedding import embed
 from jaxrl_sat.model.execution import ONE_DEVICE, Execution
 from jaxrl_sat.model.head import unembed
 from jaxrl_sat.model.moe import Router, moe, router_sums
-from jaxrl_sat.model.ops import INPUT, einsum, rms_norm, saved
+from jaxrl_sat.model.ops import INPUT, rms_norm, saved
 from jaxrl_sat.model.params import gathered, layer_cuts, param_specs
 from jaxrl_sat.model.piece import TOKENS, Piece
+from jaxrl_sat.model.quantised import project
 from jaxrl_sat.types import AnyArray, Params, RouterSums, RouterTrace
 
 # (queries, keys, values, this layer's cache) -> (attended values, what the layer hands on as its cache)
@@ -67,19 +68,19 @@ def layer(
     """
     p = _own_key_value_heads(params["attention"], config, piece)
     normed = rms_norm(x, params["attention_norm"], config.rms_norm_eps)
-    q, k, v = (saved(einsum("btd,dhk->bthk", normed, p[name])) for name in "qkv")
+    q, k, v = (saved(project("btd,dhk->bthk", normed, p[name], piece.numerics)) for name in "qkv")
     if config.qk_norm:
         q = rms_norm(q, p["q_norm"], config.rms_norm_eps)
         k = rms_norm(k, p["k_norm"], config.rms_norm_eps)
     attended, cache = attend(rotate(q, angles), rotate(k, angles), v, cache)
-    attended = einsum("bthk,hkd->btd", saved(attended), p["o"])
+    attended = project("bthk,hkd->btd", saved(attended), p["o"], piece.numerics)
     x = saved(x + piece.layout.total(attended, piece.heads))
 
     normed = rms_norm(x, params["mlp_norm"], config.rms_norm_eps)
     p = params["mlp"]
     if "router" not in p:
-        gate, up = (saved(einsum("btd,df->btf", normed, p[name])) for name in ("gate", "up"))
-        out = einsum("btf,fd->btd", jax.nn.silu(gate) * up, p["down"])
+        gate, up = (saved(project("btd,df->btf", normed, p[name], piece.numerics)) for name in ("gate", "up"))
+        out = project("btf,fd->btd", jax.nn.silu(gate) * up, p["down"], piece.numerics)
         return x + piece.layout.total(out, piece.mlp), cache, None
     batch, length, width = x.shape
     if replay is not None:
@@ -96,7 +97,8 @@ def _own_key_value_heads(p: Params, config: ModelConfig, piece: Piece) -> Params
     if p["k"].shape[1] == own:
         return p
     first = piece.layout.index(piece.heads) * heads // ways
-    return {**p, **{name: jax.lax.dynamic_slice_in_dim(p[name], first, own, 1) for name in "kv"}}
+    take = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=first, slice_size=own, axis=1)
+    return {**p, **{name: jax.tree.map(take, p[name]) for name in "kv"}}
 
 
 def forward(

@@ -31,7 +31,7 @@ from jaxrl_sat.sampler.record import GOING, LENGTH, STOP, RecordLayout, RolloutT
 from jaxrl_sat.sampler.sampling import draw
 from jaxrl_sat.sampler.state import DecodeState, Prefix, empty_state, slot_shardings
 from jaxrl_sat.sampler.weights import WeightHolder, Weights, current
-from jaxrl_sat.types import InputError, Params, SamplingParams
+from jaxrl_sat.types import InputError, Numerics, Params, SamplingParams
 
 PREFILL_TOKENS = 256
 """Tokens one prefill reads: a bucket of P tokens takes this / P prompts at once, at least one."""
@@ -54,6 +54,7 @@ class RolloutEngine(jetstream.Engine):
         topk: int = 20,
         dtype: Any = "float32",
         cache_dtype: Any = "float32",
+        numerics: Numerics = "none",
         tokenizer: Any = None,
         tokenizer_path: str = "",
     ):
@@ -65,7 +66,7 @@ class RolloutEngine(jetstream.Engine):
         self.layout = RecordLayout.of(config, min(topk, config.vocab_size), nucleus)
         self.compilations: collections.Counter[str] = collections.Counter()
         self.buckets = _buckets(max_prompt_tokens)
-        self._execution = model.Execution(layout)
+        self._execution = model.Execution(layout, numerics=numerics)
         self._dtype = dtype
         self._slots = slots
         self._tokenizer = tokenizer
@@ -76,7 +77,8 @@ class RolloutEngine(jetstream.Engine):
         self._state_shardings = slot_shardings(jax.eval_shape(make_state), config, layout)
         self._param_shardings = layout.place(model.param_specs(config, layout))
         self._init = jax.jit(make_state, out_shardings=self._state_shardings)
-        self._load = jax.jit(self._load_program, out_shardings=layout.place(model.decode_param_specs(config, layout)))
+        loaded = layout.place(model.decode_param_specs(config, layout, numerics))
+        self._load = jax.jit(self._load_program, out_shardings=loaded)
         self._prefill = jax.jit(self._prefill_program)
         self._insert = jax.jit(self._insert_program, donate_argnums=0, out_shardings=self._state_shardings)
         self._generate = jax.jit(
@@ -92,7 +94,7 @@ class RolloutEngine(jetstream.Engine):
 
     def _load_program(self, params: Params) -> Any:
         self.compilations["load"] += 1
-        return jax.tree.map(lambda x: jnp.array(x, self._dtype, copy=True), model.unstack(params))
+        return model.decode_params(params, self._dtype, self._execution.numerics)
 
     # -------------------------------------------------------------------------------------------- prefill
 

@@ -10,7 +10,7 @@ from typing import Any
 class Weights:
     """Unstacked parameters on the sampler's mesh, and the number of updates that made them. Never mutated."""
 
-    decode_params: Any  # `jaxrl_sat.model.unstack`
+    decode_params: Any  # `jaxrl_sat.model.decode_params`
     version: int
 
 
