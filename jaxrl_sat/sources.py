@@ -32,12 +32,12 @@ def model_address(path: str) -> str:
 
 def model_folder(path: str) -> Path:
     """A local folder with the small files of the model that `model.path` names: its own, or a copy fetched anew."""
-    return _fetched(Folder(path)) if is_address(path) else Path(model_address(path))
+    return _fetched(_folder(path)) if is_address(path) else Path(model_address(path))
 
 
 def read_model_config(path: str) -> model.ModelConfig:
     """The model that `model.path` names, from its config.json: no weights. Raises `InputError`."""
-    folder = Folder(model_address(path))
+    folder = _folder(path)
     if not folder.exists():
         raise InputError(f"model.path: {path!r} is not a folder; allowed: {ALLOWED}")
     try:
@@ -45,6 +45,14 @@ def read_model_config(path: str) -> model.ModelConfig:
     except InputError as error:
         raise InputError(f"model.path: {folder} has no readable config.json ({error}); allowed: {ALLOWED}") from error
     return model.ModelConfig.from_hf(fields)
+
+
+def _folder(path: str) -> Folder:
+    address = model_address(path)
+    try:
+        return Folder(address)
+    except InputError as error:
+        raise InputError(f"model.path: {error}; allowed: {ALLOWED}") from error
 
 
 def _fetched(folder: Folder) -> Path:

@@ -56,7 +56,7 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
             sources.read_model_config(path)
     with pytest.raises(InputError, match=r"model\.path: .* has no readable config\.json .*does not exist"):
         sources.read_model_config(str(tmp_path))
-    with pytest.raises(InputError, match=r"nosuch://a/b cannot be opened"):
+    with pytest.raises(InputError, match=r"model\.path: nosuch://a/b cannot be opened .*; allowed: embedded, or"):
         sources.read_model_config("nosuch://a/b")
 
 
