@@ -1,8 +1,8 @@
-"""Dropless expert computation: sort rows by expert, then one grouped matmul a weight, chosen by platform.
+"""Dropless expert computation: sort rows by expert, then run each expert's feed-forward block on its rows.
 
-The three formulations compute the same two products, and each runs on every platform:
+The three formulations compute the same, and each runs on every platform:
 
-    row_blocks     CPU: a loop over blocks of rows, each of one expert
+    row_blocks     CPU: a loop over blocks of rows, each of one expert, through the whole feed-forward block
     padded_blocks  GPU: groups padded to whole blocks, one batched matmul with the weights of each block
     ragged         TPU: `jax.lax.ragged_dot` (elsewhere XLA lowers it to a dense product with every expert)
 """
@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxrl_sat.model import blocks
 from jaxrl_sat.model.ops import ROUTING, einsum, precision, saved
 from jaxrl_sat.model.quantised import COTANGENT, QArray, Weight, quantise
 from jaxrl_sat.types import Numerics
@@ -57,8 +58,10 @@ def grouped_ffn(
     Rows beyond the sum of `sizes` belong to no expert: 0, and no gradient, whatever (finite) numbers they hold. With
     the weight ahead of `down`, no gradient needs that product's result: it is neither kept nor computed again.
     """
-    gated, lifted = (saved(grouped_product(rows, weight, sizes, numerics)) for weight in (gate, up))
-    return grouped_product(jax.nn.silu(gated) * lifted * row_weights[:, None], down, sizes, numerics)
+    if numerics == "none" and not isinstance(gate, QArray):
+        return _feed_forward(rows, row_weights, sizes, gate, up, down)
+    gated, lifted = (saved(grouped_product(rows, weight, sizes)) for weight in (gate, up))
+    return grouped_product(blocks.hidden(gated, lifted, row_weights), down, sizes)
 
 
 def _stable_order(ids: Array, groups: int) -> Array:
@@ -73,44 +76,85 @@ def _permute(rows: Array, order: Array) -> Array:
     return rows.at[order].get(unique_indices=True, mode="promise_in_bounds")
 
 
-# ------------------------------------------------------------------------------------------- grouped matmul
+# --------------------------------------------------------------------------------- plain feed-forward block
 
 
 @jax.custom_vjp
-def grouped_matmul(
-    rows: Float[Array, "R A"], weights: Float[Array, "E A B"], sizes: Int[Array, " E"]
-) -> Float[Array, "R B"]:
-    """rows[r] @ weights[e(r)], where the first sizes[0] rows belong to expert 0, the next sizes[1] to expert 1, ...
+def _feed_forward(*args: Array) -> Array:
+    return _by_platform("forward", *args)[0]
 
-    0 for rows beyond the sum of `sizes`.
+
+def _forward(*args: Array) -> tuple[Array, tuple[Array, ...]]:
+    out, gated, lifted = _by_platform("forward", *args)
+    return out, (*args, saved(gated), saved(lifted))
+
+
+def _backward(kept: tuple[Array, ...], d_out: Array) -> tuple[Any, ...]:
+    d_rows, d_weights, *d_experts = _by_platform("backward", *kept, d_out)
+    return d_rows, d_weights, None, *d_experts
+
+
+_feed_forward.defvjp(_forward, _backward)
+
+
+def _by_platform(part: str, *args: Array) -> Any:
+    """Chosen when lowered, so that a program compiled here for another platform takes that one's formulation."""
+    cpu, gpu, tpu = (getattr(formulation, part) for formulation in (row_blocks, padded_blocks, ragged))
+    return jax.lax.platform_dependent(*args, cpu=cpu, tpu=tpu, default=gpu)
+
+
+class Formulation(NamedTuple):
+    """One way to compute; the first sizes[0] rows belong to expert 0, the next sizes[1] to expert 1, ...
+
+    `matmul`: (rows [R, A], weights [E, A, B], sizes [E]) -> rows[r] @ weights[e(r)], 0 beyond the sum of `sizes`.
+    `outer`: (rows [R, A], rows [R, B], sizes) -> [E, A, B], the sum of outer products over each expert's rows.
+    `forward`: arguments of `grouped_ffn` -> (its result, rows @ gate, rows @ up).
+    `backward`: the same arguments, these products, the cotangent -> gradient in rows, row weights, gate, up and down.
     """
-    return _by_platform("matmul", rows, weights, sizes)
+
+    matmul: Callable[[Array, Array, Array], Array]
+    outer: Callable[[Array, Array, Array], Array]
+    forward: Callable[..., tuple[Array, Array, Array]]
+    backward: Callable[..., tuple[Array, Array, Array, Array, Array]]
 
 
-def _forward(rows: Array, weights: Array, sizes: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-    return grouped_matmul(rows, weights, sizes), (rows, weights, sizes)
+def _of_products(matmul: Callable[..., Array], outer: Callable[..., Array]) -> Formulation:
+    """The formulation that takes all rows through one product after the other."""
+
+    def forward(rows: Array, row_weights: Array, sizes: Array, gate: Array, up: Array, down: Array) -> Any:
+        gated, lifted = (matmul(rows, weight, sizes) for weight in (gate, up))
+        return matmul(blocks.hidden(gated, lifted, row_weights), down, sizes), gated, lifted
+
+    def backward(rows: Array, row_weights: Array, sizes: Array, *more: Array) -> Any:
+        gate, up, down, gated, lifted, d_out = more
+        hidden, pull = jax.vjp(blocks.hidden, gated, lifted, row_weights)
+        d_gated, d_lifted, d_weights = pull(matmul(d_out, jnp.swapaxes(down, 1, 2), sizes))
+        from_gate, from_up = (
+            matmul(d, jnp.swapaxes(weight, 1, 2), sizes) for d, weight in ((d_gated, gate), (d_lifted, up))
+        )
+        d_gate, d_up = (outer(rows, d, sizes) for d in (d_gated, d_lifted))
+        return from_gate + from_up, d_weights, d_gate, d_up, outer(hidden, d_out, sizes)
+
+    return Formulation(matmul, outer, forward, backward)
 
 
-def _backward(saved: tuple[Array, Array, Array], cotangent: Array) -> tuple[Array, Array, None]:
-    rows, weights, sizes = saved
-    d_rows = grouped_matmul(cotangent, jnp.swapaxes(weights, 1, 2), sizes)
-    return d_rows, _by_platform("outer", rows, cotangent, sizes), None
+row_blocks = Formulation(blocks.matmul, blocks.outer, blocks.forward, blocks.backward)
 
 
-grouped_matmul.defvjp(_forward, _backward)
+# ------------------------------------------------------------------------------------------ quantised products
 
 
 def grouped_product(
-    rows: Float[Array, "R A"], weights: Float[Weight, "E A B"], sizes: Int[Array, " E"], numerics: Numerics
+    rows: Float[Array, "R A"], weights: Float[Weight, "E A B"], sizes: Int[Array, " E"]
 ) -> Float[Array, "R B"]:
-    """`grouped_matmul` in the numbers that `weights` are quantised to, else in those of `numerics`.
+    """rows[r] @ weights[e(r)] in the numbers that `weights` are quantised to, else quantised as they come.
 
     8-bit values are multiplied in the dtype of `rows`, which holds them exactly: no backend but the newest TPU has an
     8-bit grouped product.
     """
     if isinstance(weights, QArray):
         return _of_values(quantise(rows, (0,)), weights, sizes, rows.dtype)
-    return grouped_matmul(rows, weights, sizes) if numerics == "none" else _quantised_matmul(rows, weights, sizes)
+    return _quantised_matmul(rows, weights, sizes)
 
 
 def _of_values(rows: QArray, weights: QArray, sizes: Array, dtype: Any) -> Array:
@@ -149,81 +193,9 @@ def _quantised_backward(kept: tuple[QArray, QArray, Array], cotangent: Array) ->
 _quantised_matmul.defvjp(_quantised_forward, _quantised_backward)
 
 
-def _by_platform(product: str, *args: Array) -> Array:
-    """Chosen when lowered, so that a program compiled here for another platform takes that one's formulation."""
-    cpu, gpu, tpu = (getattr(grouped, product) for grouped in (row_blocks, padded_blocks, ragged))
-    return jax.lax.platform_dependent(*args, cpu=cpu, tpu=tpu, default=gpu)
-
-
-class Grouped(NamedTuple):
-    """One formulation: `matmul` as above, and its gradient in the weights.
-
-    `outer`: (rows [R, A], rows [R, B], sizes [E]) -> [E, A, B], the sum of outer products over each expert's rows.
-    """
-
-    matmul: Callable[[Array, Array, Array], Array]
-    outer: Callable[[Array, Array, Array], Array]
-
-
 def _owned(rows: Array, sizes: Array) -> Array:
     """The rows that belong to an expert, and 0 for those beyond."""
     return jnp.where((jnp.arange(rows.shape[0]) < jnp.sum(sizes))[:, None], rows, 0)
-
-
-# ------------------------------------------------------------------------------------------------ row blocks
-
-
-def _block_rows(rows: int, groups: int) -> int:
-    """A power of two near the rows an expert gets, so that blocks are mostly full: 16 to 128."""
-    return min(128, max(16, 1 << (max(rows // groups, 1) - 1).bit_length()))
-
-
-class _Block(NamedTuple):
-    expert: Int[Array, ""]
-    first: Int[Array, ""]  # its first row; the last block of all is moved back to end with the rows
-    own: Array  # bool [block, 1]: rows of this expert that no earlier block had
-
-
-def _blocks(count: int, sizes: Array) -> tuple[int, Array, Callable[[Array], _Block]]:
-    """Rows a block, number of blocks, and block by number. Blocks run over the end of their group."""
-    size = min(_block_rows(count, sizes.shape[0]), count)
-    starts, number = jnp.cumsum(sizes) - sizes, -(-sizes // size)
-    ends = jnp.cumsum(number)
-
-    def block(index: Array) -> _Block:
-        expert = jnp.sum(ends <= index)
-        begin = starts[expert] + (index - ends[expert] + number[expert]) * size
-        first = jnp.minimum(begin, count - size)
-        row = first + jnp.arange(size)
-        return _Block(expert, first, ((row >= begin) & (row < starts[expert] + sizes[expert]))[:, None])
-
-    return size, ends[-1], block
-
-
-def _row_blocks_matmul(rows: Array, weights: Array, sizes: Array) -> Array:
-    size, number, block = _blocks(rows.shape[0], sizes)
-
-    def step(index: Array, out: Array) -> Array:
-        expert, first, own = block(index)
-        theirs = jax.lax.dynamic_slice_in_dim(rows, first, size)
-        product = einsum("ra,ab->rb", theirs, weights[expert].astype(rows.dtype))
-        product = jnp.where(own, product, jax.lax.dynamic_slice_in_dim(out, first, size))
-        return jax.lax.dynamic_update_slice_in_dim(out, product, first, 0)
-
-    return jax.lax.fori_loop(0, number, step, jnp.zeros((rows.shape[0], weights.shape[2]), rows.dtype))
-
-
-def _row_blocks_outer(left: Array, right: Array, sizes: Array) -> Array:
-    size, number, block = _blocks(left.shape[0], sizes)
-
-    def step(index: Array, out: Array) -> Array:
-        expert, first, own = block(index)
-        theirs = jax.lax.dynamic_slice_in_dim(left, first, size)
-        ours = jnp.where(own, jax.lax.dynamic_slice_in_dim(right, first, size), 0)
-        return out.at[expert].add(einsum("ra,rb->ab", theirs, ours, out=jnp.float32))
-
-    shape = (sizes.shape[0], left.shape[1], right.shape[1])
-    return jax.lax.fori_loop(0, number, step, jnp.zeros(shape, jnp.float32)).astype(left.dtype)
 
 
 # --------------------------------------------------------------------------------------------- padded blocks
@@ -238,11 +210,11 @@ class _Layout(NamedTuple):
 
 def _layout(count: int, sizes: Array) -> _Layout:
     groups = sizes.shape[0]
-    block = _block_rows(count, groups)
-    blocks = -(-sizes // block)
+    block = min(128, blocks.near_group_size(count, groups))
+    number = -(-sizes // block)
     limit = count // block + groups
-    starts, block_starts = jnp.cumsum(sizes) - sizes, jnp.cumsum(blocks) - blocks
-    expert = jnp.clip(jnp.searchsorted(jnp.cumsum(blocks), jnp.arange(limit), side="right"), 0, groups - 1)
+    starts, block_starts = jnp.cumsum(sizes) - sizes, jnp.cumsum(number) - number
+    expert = jnp.clip(jnp.searchsorted(jnp.cumsum(number), jnp.arange(limit), side="right"), 0, groups - 1)
     within = (jnp.arange(limit) - block_starts[expert])[:, None] * block + jnp.arange(block)
     filled = within < sizes[expert][:, None]
     owner = jnp.clip(jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(count), side="right"), 0, groups - 1)
@@ -276,6 +248,5 @@ def _ragged_outer(left: Array, right: Array, sizes: Array) -> Array:
     return product
 
 
-row_blocks = Grouped(_row_blocks_matmul, _row_blocks_outer)
-padded_blocks = Grouped(_padded_blocks_matmul, _padded_blocks_outer)
-ragged = Grouped(_ragged_matmul, _ragged_outer)
+padded_blocks = _of_products(_padded_blocks_matmul, _padded_blocks_outer)
+ragged = _of_products(_ragged_matmul, _ragged_outer)

@@ -1,13 +1,16 @@
-"""Every formulation of the grouped matmul, on every platform, against a loop over rows in float64."""
+"""Every formulation of the experts, values and gradients, against one expert after the other."""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_sat.model import dispatch
+from jaxrl_sat.model import blocks, dispatch
+from jaxrl_sat.model.ops import PRODUCT
 from tests.model.helpers import gap
 
 SIZES = {
@@ -19,49 +22,64 @@ SIZES = {
 }
 
 
+FORMULATIONS = ["row_blocks", "padded_blocks", "ragged"]
+
+
+def by_expert(sizes, rows, row_weights, gate, up, down):
+    """Each expert on exactly its rows, and 0 for the rows beyond."""
+    out, stops = [], np.cumsum(sizes)
+    for expert, (start, stop) in enumerate(zip(stops - sizes, stops, strict=True)):
+        own = rows[start:stop]
+        hidden = jax.nn.silu(own @ gate[expert]) * (own @ up[expert])
+        out.append((hidden @ down[expert]) * row_weights[start:stop, None])
+    return jnp.concatenate([*out, jnp.zeros((len(rows) - sum(sizes), down.shape[2]))])
+
+
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
-@pytest.mark.parametrize("formulation", ["row_blocks", "padded_blocks", "ragged"])
-def test_products_are_those_of_a_loop_over_rows(formulation: str, sizes: list[int]) -> None:
-    grouped = getattr(dispatch, formulation)
-    rng = np.random.default_rng(0)
-    owner = np.repeat(np.arange(8), sizes)
-    rows, weights = rng.normal(size=(len(owner), 6)), rng.normal(size=(8, 6, 5))
-    right = rng.normal(size=(len(owner), 5))
-    product, outer = np.zeros((len(owner), 5)), np.zeros((8, 6, 5))
-    for row, expert in enumerate(owner):
-        product[row] = rows[row] @ weights[expert]
-        outer[expert] += np.outer(rows[row], right[row])
-    args = [jnp.asarray(x, jnp.float32) for x in (rows, weights, right)]
-    counts = jnp.asarray(sizes, jnp.int32)
-    assert gap(jax.jit(grouped.matmul)(args[0], args[1], counts), product) < 1e-5
-    assert gap(jax.jit(grouped.outer)(args[0], args[2], counts), outer) < 1e-5
-
-
-@pytest.mark.parametrize("formulation", ["row_blocks", "padded_blocks", "ragged"])
-def test_rows_beyond_the_groups_give_and_take_nothing(formulation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """37 rows of three experts among 60, against a loop over experts of exactly their rows."""
+@pytest.mark.parametrize("formulation", FORMULATIONS)
+def test_rows_take_their_own_expert_and_those_beyond_none(
+    formulation: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and gradients, with 7 rows that belong to nobody."""
     chosen = getattr(dispatch, formulation)
-    monkeypatch.setattr(dispatch, "_by_platform", lambda product, *args: getattr(chosen, product)(*args))
+    monkeypatch.setattr(dispatch, "_by_platform", lambda direction, *args: getattr(chosen, direction)(*args))
+    monkeypatch.setattr(blocks, "MAX_BLOCK", 32)
     rng = np.random.default_rng(0)
-    sizes, shapes = [20, 0, 17], [(60, 6), (60,), (3, 6, 7), (3, 6, 7), (3, 7, 6)]
+    count = sum(sizes) + 7
+    shapes = [(count, 6), (count,), (8, 6, 7), (8, 6, 7), (8, 7, 6)]
     args = [jnp.asarray(rng.normal(0, 0.5, shape), jnp.float32) for shape in shapes]
-
-    def ours(rows, row_weights, gate, up, down):
-        return dispatch.grouped_ffn(rows, row_weights, jnp.asarray(sizes), gate, up, down)
-
-    def theirs(rows, row_weights, gate, up, down):
-        out, stops = [], np.cumsum(sizes)
-        for expert, (start, stop) in enumerate(zip(stops - sizes, stops, strict=True)):
-            own = rows[start:stop]
-            hidden = jax.nn.silu(own @ gate[expert]) * (own @ up[expert])
-            out.append((hidden @ down[expert]) * row_weights[start:stop, None])
-        return jnp.concatenate([*out, jnp.zeros((60 - sum(sizes), 6))])
 
     def loss(function):
         return jax.value_and_grad(lambda *args: jnp.sum(jnp.cos(function(*args))), argnums=range(5))
 
-    for a, b in zip(*(jax.tree.leaves(jax.jit(loss(f))(*args)) for f in (ours, theirs)), strict=True):
+    def ours(rows, row_weights, *weights):
+        return dispatch.grouped_ffn(rows, row_weights, jnp.asarray(sizes, jnp.int32), *weights)
+
+    expected = loss(lambda *args: by_expert(sizes, *args))(*args)
+    for a, b in zip(jax.tree.leaves(jax.jit(loss(ours))(*args)), jax.tree.leaves(expected), strict=True):
         assert gap(a, b) < 2e-5
+
+
+def test_blocks_are_computed_at_the_length_of_their_rows() -> None:
+    assert blocks._lengths(8192, 32) == [32, 64, 96, 128, 160, 192, 224, 256]
+    assert blocks._lengths(200, 8) == [16, 32]
+    assert blocks._lengths(20, 1) == [16, 20]
+    assert blocks._lengths(3, 8) == [3]
+
+
+def test_the_backward_pass_computes_no_product_again() -> None:
+    """Three products forward and six backward under the policy of training, one of them (down) never computed twice."""
+    policy = jax.checkpoint_policies.save_only_these_names(PRODUCT)
+    shapes = [(24, 4), (24,), (3, 4, 5), (3, 4, 5), (3, 5, 4)]
+    args = [jnp.ones(shape) for shape in shapes]
+
+    @functools.partial(jax.checkpoint, policy=policy)
+    def ffn(rows, row_weights, *weights):
+        return dispatch.grouped_ffn(rows, row_weights, jnp.full(3, 8, jnp.int32), *weights)
+
+    gradient = jax.jit(jax.grad(lambda *args: jnp.sum(jnp.sin(ffn(*args))), argnums=range(5)))
+    text = gradient.trace(*args).lower(lowering_platforms=("tpu",)).as_text()
+    assert sum('chlo.ragged_dot"' in line for line in text.splitlines()) == 9
 
 
 def dense_experts(x, ids, weights, gate, up, down):
@@ -71,10 +89,10 @@ def dense_experts(x, ids, weights, gate, up, down):
     return jnp.sum(picked * weights[..., None], axis=1)
 
 
-@pytest.mark.parametrize("formulation", ["row_blocks", "padded_blocks", "ragged"])
+@pytest.mark.parametrize("formulation", FORMULATIONS)
 def test_experts_and_their_gradients_are_the_dense_ones(formulation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = getattr(dispatch, formulation)
-    monkeypatch.setattr(dispatch, "_by_platform", lambda product, *args: getattr(chosen, product)(*args))
+    monkeypatch.setattr(dispatch, "_by_platform", lambda direction, *args: getattr(chosen, direction)(*args))
     key = jax.random.split(jax.random.key(0), 6)
     shapes = {"x": (40, 6), "weights": (40, 2), "gate": (5, 6, 7), "up": (5, 6, 7), "down": (5, 7, 6)}
     args = [0.5 * jax.random.normal(k, shape) for k, shape in zip(key, shapes.values(), strict=False)]
@@ -102,7 +120,8 @@ def test_order_is_a_stable_argsort(groups: int) -> None:
 
 def lowered(platform: str) -> str:
     def loss(rows, weights, sizes):
-        return jnp.sum(dispatch.grouped_matmul(rows, weights, sizes))
+        down = jnp.ones((3, 5, 4))
+        return jnp.sum(dispatch.grouped_ffn(rows, rows[:, 0], sizes, weights, weights, down))
 
     args = jnp.ones((64, 4)), jnp.ones((3, 4, 5)), jnp.asarray([10, 20, 34], jnp.int32)
     return jax.jit(jax.grad(loss, (0, 1))).trace(*args).lower(lowering_platforms=(platform,)).as_text()

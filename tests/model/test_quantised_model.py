@@ -45,9 +45,9 @@ def test_grouped_product_and_gradients(formulation: str, monkeypatch: pytest.Mon
 
     @jax.jit
     def run(rows: jax.Array, weights: jax.Array, cotangent: jax.Array) -> Any:
-        multiply = functools.partial(dispatch.grouped_product, sizes=sizes, numerics="fp8")
+        multiply = functools.partial(dispatch.grouped_product, sizes=sizes)
         value, pull = jax.vjp(lambda rows, weights: multiply(rows, weights), rows, weights)
-        return value, dispatch.grouped_product(rows, quantise(weights, (0, 2)), sizes, "none"), *pull(cotangent)
+        return value, dispatch.grouped_product(rows, quantise(weights, (0, 2)), sizes), *pull(cotangent)
 
     value, before, d_rows, d_weights = run(*(jnp.asarray(array) for array in (rows, weights, cotangent)))
     np.testing.assert_array_equal(value, before)
