@@ -1,6 +1,7 @@
 # make train   the embedded run, from nothing: environment, packages, 300 updates on two CPU cores (resumes if run again)
 # make test    the test suite            make test-all   with the slow ones
 # make lint    ruff and pyright          make clean      remove what the above made, the runs excepted
+# make aot EXTRA=tpu    docs/aot.md anew: full-size programs compiled for TPUs that are not there (hours; ARGS='--only=CASE')
 #
 # PYTHON=...   the interpreter to build .venv with (3.11 to 3.13)
 # EXTRA=tpu | cuda12 | cuda13            add JAX's packages for that accelerator
@@ -18,7 +19,7 @@ PINS_OF := import sys; print("requirements/py311.txt" if sys.version_info[:2] ==
 EXTRA ?=
 STAMP := $(VENV)/.installed$(addprefix -,$(EXTRA))
 
-.PHONY: train test test-all lint clean venv
+.PHONY: train test test-all lint aot clean venv
 
 train: $(STAMP)
 	$(PY) -m jaxrl_sat.main --config=configs/sat_grpo.py --workdir=runs/sat_grpo $(ARGS)
@@ -32,6 +33,9 @@ test-all: $(STAMP)
 lint: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m pyright
+
+aot: $(STAMP)
+	$(PY) -m jaxrl_sat.report.aot_table $(ARGS)
 
 venv: $(STAMP)
 

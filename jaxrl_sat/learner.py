@@ -92,10 +92,10 @@ class Learner:
         """The direction analysis of the update from `before` to `after` on its own batch: see `direction_report`."""
         return self._direction(before, after, batch)
 
-    def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
-        """The step lowered for these shapes (arrays or shape structs), without running it."""
+    def trace(self, state: TrainState, batch: Batch) -> jax.stages.Traced:
+        """The step traced for these shapes (arrays or shape structs), to be lowered and compiled without running it."""
         rest = dataclasses.replace(state, params=None)
-        return self._step.lower(state.params, rest, state.params, batch, batch.behaviour_logp)
+        return self._step.trace(state.params, rest, state.params, batch, batch.behaviour_logp)
 
 
 def _analysed(settings: StepSettings) -> DivergenceMask:

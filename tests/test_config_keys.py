@@ -188,7 +188,7 @@ def lowered_step(config: RunConfig) -> str:
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
     optimizer = optim.make_optimizer(**dataclasses.asdict(config.optimizer))
     state = TrainState(params=params, opt_state=jax.eval_shape(optimizer.init, params), step=scalar, skipped=scalar)
-    return learner.lower(state, abstract_batch(config, model_config)).as_text()
+    return learner.trace(state, abstract_batch(config, model_config)).lower().as_text()
 
 
 def abstract_batch(config: RunConfig, model_config: model.ModelConfig) -> Batch:

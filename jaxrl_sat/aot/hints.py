@@ -16,6 +16,7 @@ GIB = 2**30
 KNOBS: Mapping[str, tuple[str, ...]] = {
     "parameters": ("mesh.trainer.fsdp", "mesh.trainer.expert", "mesh.trainer.context", "model.dtype"),
     "optimizer's state and gradients": ("mesh.trainer.fsdp", "mesh.trainer.expert", "mesh.trainer.context"),
+    "weights gathered for use, and their gradients": ("mesh.trainer.expert", "mesh.trainer.tensor"),
     "records of the batch": ("data.prompts_per_update", "sampler.topk", "learner.replay"),
     "kept for the backward pass": ("learner.remat", "mesh.trainer.context", "learner.microbatch_rows"),
     "activations": ("mesh.trainer.context", "mesh.trainer.tensor", "learner.microbatch_rows"),
@@ -39,14 +40,15 @@ def kind(buffer: Buffer, generates: bool, model_config: ModelConfig) -> str:
     dimensions = [int(size) for size in re.findall(r"\d+", buffer.shape.partition("[")[2])]
     layers = max((len(run) for run in model_config.runs), default=0)
     stacked = len(dimensions) > 1 and layers > 1 and dimensions[0] == layers
-    if stacked and _is_weight(dimensions, model_config):
-        return "optimizer's state and gradients"
+    if _is_weight(dimensions[stacked:], model_config):
+        return "optimizer's state and gradients" if stacked else "weights gathered for use, and their gradients"
     return "kept for the backward pass" if stacked else "activations"
 
 
 def _is_weight(dimensions: Sequence[int], config: ModelConfig) -> bool:
-    """Whether all axes behind the layers are cuts of a parameter's own."""
+    """Whether all axes are cuts of a parameter's own."""
     sizes = (
+        config.vocab_size,
         config.hidden_size,
         config.num_attention_heads,
         config.num_key_value_heads,
@@ -55,7 +57,7 @@ def _is_weight(dimensions: Sequence[int], config: ModelConfig) -> bool:
         config.num_experts,
         config.moe_intermediate_size,
     )
-    return all(any(size and size % dimension == 0 for size in sizes) for dimension in dimensions[1:])
+    return all(any(size and size % dimension == 0 for size in sizes) for dimension in dimensions)
 
 
 def hint(buffers: Sequence[Buffer], config: RunConfig, model_config: ModelConfig, generates: bool) -> str:

@@ -1,4 +1,4 @@
-"""The programs of a run, lowered for devices that are not there, with the bytes that their state should take."""
+"""The programs of a run, traced for devices that are not there, with the bytes that their state should take."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Program:
     mesh: dict[str, int]
     state: dict[str, int]
     model_flops: float
-    lower: Callable[[], jax.stages.Lowered]
+    trace: Callable[[], jax.stages.Traced]
 
 
 def over_slices(config: RunConfig, topology: Topology) -> RunConfig:
@@ -127,7 +127,7 @@ def _train(
             "batch": device_bytes(batch),
         },
         model_flops=passes * microbatches * _forward_flops(model_config, rows, config.learner.row_tokens),
-        lower=lambda: learner.lower(state, batch),
+        trace=lambda: learner.trace(state, batch),
     )
 
 
@@ -182,7 +182,7 @@ def _sampling(
         cache: dict[str, int] = {}
         tokens, flops = rows * bucket, _forward_flops(model_config, rows, bucket)
         prompts = [jax.ShapeDtypeStruct(shape, jnp.int32, sharding=whole) for shape in ((rows, bucket), (rows,))]
-        lower = functools.partial(engine._prefill.lower, weights, version, *prompts)
+        trace = functools.partial(engine._prefill.trace, weights, version, *prompts)
     else:
         state = _placed(jax.eval_shape(engine._init), engine._state_shardings)
         length = state.cache[0][0].shape[1]
@@ -190,7 +190,7 @@ def _sampling(
         rows = config.sampler.slots
         tokens = rows * length
         flops = rows * (_forward_flops(model_config, 1, 1) + _attention_flops(model_config, 1, float(length)))
-        lower = functools.partial(engine._generate.lower, weights, version, state)
+        trace = functools.partial(engine._generate.trace, weights, version, state)
     return Program(
         name=name,
         rows=rows,
@@ -199,7 +199,7 @@ def _sampling(
         mesh=sizes,
         state={"weights": device_bytes(weights), **cache},
         model_flops=flops,
-        lower=lower,
+        trace=trace,
     )
 
 

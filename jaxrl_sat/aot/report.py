@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxrl_sat import model
-from jaxrl_sat.aot import hints, memory, programs
+from jaxrl_sat.aot import flops, hints, memory, programs
 from jaxrl_sat.aot.programs import Program
 from jaxrl_sat.aot.topology import Topology
 from jaxrl_sat.config import RunConfig
@@ -31,6 +31,7 @@ def document(
         "device_kind": topology.devices[0].device_kind,
         "hbm_bytes": topology.hbm_bytes,
         "jax": jax.__version__,
+        "model": Path(config.model.path).name,
         "programs": [compiled(program, config, model_config, topology) for program in made],
     }
 
@@ -43,6 +44,7 @@ def compiled(
     facts: dict[str, Any] = {
         "name": program.name,
         "rows": program.rows,
+        "microbatches": program.microbatches,
         "tokens_per_device": program.tokens // devices,
         "mesh": program.mesh,
         "state_bytes_expected": sum(program.state.values()),
@@ -51,7 +53,9 @@ def compiled(
     }
     _say(f"{program.name}: tracing")
     began = time.perf_counter()
-    lowered = program.lower()
+    trace = program.trace()
+    facts["flops"] = flops.operations(trace.jaxpr, devices)
+    lowered = trace.lower()
     traced = time.perf_counter()
     _say(f"{program.name}: traced in {traced - began:.0f} s, compiling for {devices} devices")
     try:
@@ -70,7 +74,6 @@ def compiled(
 
 def _measured(executable: jax.stages.Compiled) -> dict[str, Any]:
     stats: Any = executable.memory_analysis()
-    costs: Any = executable.cost_analysis()
     held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
     return {
         "argument_bytes": stats.argument_size_in_bytes,
@@ -78,7 +81,6 @@ def _measured(executable: jax.stages.Compiled) -> dict[str, Any]:
         "alias_bytes": stats.alias_size_in_bytes,
         "temp_bytes": stats.temp_size_in_bytes,
         "peak_bytes": held + stats.temp_size_in_bytes + stats.generated_code_size_in_bytes,
-        "flops": costs.get("flops"),
     }
 
 
@@ -104,7 +106,6 @@ def _too_large(
         "argument_bytes": used.argument_bytes,
         "temp_bytes": used.temp_bytes,
         "peak_bytes": memory.required_bytes(message),
-        "flops": None,
         "largest_buffers": rows,
         "hint": hint,
     }

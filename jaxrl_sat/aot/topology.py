@@ -49,6 +49,7 @@ def prepare(environment: MutableMapping[str, str], name: str) -> None:
         TPU_ACCELERATOR_TYPE=ACCELERATORS[kind],
         TPU_WORKER_HOSTNAMES="localhost",
         TPU_SKIP_MDS_QUERY="1",
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # another may compile here at the same time
     )
 
 
