@@ -128,7 +128,7 @@ def abstract_layout(config: RunConfig, side: str) -> Layout:
 def check_fits(config: RunConfig, model_config: model.ModelConfig) -> None:
     """Raise `InputError` for the first mesh axis that does not divide a dimension of the model it would cut.
 
-    Also for sequences longer than the model has positions for.
+    Also for sequences longer than the model has positions for, and for losses of a router that it has not.
     """
     known = model_config.max_position_embeddings
     if config.data.max_prompt_tokens + config.sampler.max_response_tokens > known:
@@ -136,6 +136,9 @@ def check_fits(config: RunConfig, model_config: model.ModelConfig) -> None:
             f"sampler.max_response_tokens: {config.sampler.max_response_tokens} after data.max_prompt_tokens "
             f"{config.data.max_prompt_tokens}; allowed: {known} together, the model's max_position_embeddings"
         )
+    for name in ("load_balance_coef", "router_z_coef"):
+        if getattr(config.loss, name) and not model_config.num_sparse_layers:
+            raise InputError(f"loss.{name}: {getattr(config.loss, name)}; allowed: 0, as the model has no experts")
     for name, rules in (("trainer", TRAINER_RULES), ("sampler", SAMPLER_RULES)):
         _check_cuts(name, axes(config)[name], rules, model_config)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -74,6 +76,17 @@ def test_an_axis_that_does_not_divide_is_named() -> None:
         InputError, match=r"^mesh\.trainer\.fsdp x mesh\.trainer\.context: 64; allowed: a divisor of 16, "
     ):
         mesh.check_fits(run(fsdp=16, context=4), config)
+
+
+def test_router_losses_need_a_router() -> None:
+    sparse = model.ModelConfig.from_hf(TINY)
+    dense = dataclasses.replace(sparse, mlp_only_layers=(0, 1))
+    for name in ("load_balance_coef", "router_z_coef"):
+        config = flagship()
+        config.loss[name] = 0.01
+        mesh.check_fits(from_config_dict(config), sparse)
+        with pytest.raises(InputError, match=rf"^loss\.{name}: 0\.01; allowed: 0, as the model has no experts$"):
+            mesh.check_fits(from_config_dict(config), dense)
 
 
 def test_key_value_heads_are_shared_where_they_are_fewer() -> None:
