@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -105,17 +107,27 @@ def batch_axes(path: tuple, ndim: int) -> tuple[str | None, ...]:
     return (*layers, "rows", "sequence", *(None,) * (ndim - 2 - len(layers)))
 
 
-def microbatches(tree: Any, settings: StepSettings) -> Any:
-    """Cut a pytree of row-major arrays into [M, microbatch_rows, ...], each microbatch spread over the whole mesh."""
+def microbatches(tree: Any, settings: StepSettings) -> tuple[Any, Callable[[Any], Any]]:
+    """A pytree of row-major arrays in microbatches [M, microbatch_rows, ...], and what makes one of them whole again.
+
+    Each is spread over the whole mesh. What an array has behind its sequence (top-K, the experts of a token) is merged
+    with it meanwhile: as a last dimension of its own it would be padded to whole tiles of a TPU.
+    """
 
     def cut(path: tuple, x: Array) -> Array:
         names = batch_axes(path, x.ndim)
         axis, rows = names.index("rows"), settings.microbatch_rows
-        cut_shape = (*x.shape[:axis], x.shape[axis] // rows, rows, *x.shape[axis + 1 :])
-        x = jnp.moveaxis(x.reshape(cut_shape), axis, 0)
-        return settings.execution.layout.constrain(x, None, *names)
+        x = x.reshape(*x.shape[:axis], x.shape[axis] // rows, rows, math.prod(x.shape[axis + 1 :]))
+        return settings.execution.layout.constrain(jnp.moveaxis(x, axis, 0), None, *names[: axis + 2])
 
-    return jax.tree_util.tree_map_with_path(cut, tree)
+    def whole(part: Any) -> Any:
+        def shaped(path: tuple, x: Array, like: Array) -> Array:
+            axis = batch_axes(path, like.ndim).index("rows")
+            return x.reshape(*like.shape[:axis], settings.microbatch_rows, *like.shape[axis + 1 :])
+
+        return jax.tree_util.tree_map_with_path(shaped, part, tree)
+
+    return jax.tree_util.tree_map_with_path(cut, tree), whole
 
 
 def policy_evidence(
@@ -178,8 +190,10 @@ def microbatch_loss(
     return loss_sum, dataclasses.replace(out, loss_sum=loss_sum, metrics=metrics)
 
 
-def update_scales(params: Params, parts: tuple[Batch, Array], settings: StepSettings) -> UpdateScale | None:
-    """The reference scale of a whole update, by one forward pass more over its microbatches `parts` [M, rows, ...].
+def update_scales(
+    params: Params, parts: tuple[Batch, Array], whole: Callable[[Any], Any], settings: StepSettings
+) -> UpdateScale | None:
+    """The reference scale of a whole update, by one forward pass more over its `microbatches`.
 
     Each token's detached log r is kept, and q is the exact order statistic of all of them, over all devices; None for
     an objective that looks at one microbatch at a time.
@@ -188,7 +202,8 @@ def update_scales(params: Params, parts: tuple[Batch, Array], settings: StepSett
         return None
 
     def compute(part: tuple[Batch, Array]) -> tuple[Array, Array, Array]:
-        evidence = policy_evidence(params, *part, settings)
+        batch, logp_old = whole(part)
+        evidence = policy_evidence(params, batch, logp_old, settings)
         return (*first_pass(settings.objective, evidence), evidence.turn_ids)
 
     def measure(part: tuple[Batch, Array]) -> tuple[Array, Array, Array]:
@@ -206,12 +221,12 @@ def summed_gradient(
 
     A microbatch without an active token is padding and is not computed.
     """
-    parts = microbatches((batch, logp_old), settings)
-    scale = update_scales(params, parts, settings)
+    parts, whole = microbatches((batch, logp_old), settings)
+    scale = update_scales(params, parts, whole, settings)
     gradient = jax.grad(microbatch_loss, has_aux=True)
 
     def compute(part: tuple[Batch, Array, Array | None]) -> tuple[Params, Any]:
-        grads, out = gradient(params, ref_params, *part[:2], _of_part(scale, part[2]), settings)
+        grads, out = gradient(params, ref_params, *whole(part[:2]), _of_part(scale, part[2]), settings)
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)  # bfloat16 would lose small microbatches
         return grads, (out.loss_sum, out.count, out.n_active, out.metrics)
 
@@ -268,9 +283,10 @@ def recomputed_logp(params: Params, batch: Batch, settings: StepSettings) -> Flo
     """Trainer-side log-probs of the batch at `params`: log mu~ of SPEC 3 when these are the weights that sampled."""
 
     def one(part: Batch) -> Array:
-        return policy_statistics(params, part, settings.replay, settings).logp
+        return policy_statistics(params, whole(part), settings.replay, settings).logp
 
-    return jax.lax.map(one, microbatches(batch, settings)).reshape(batch.tokens.shape)
+    parts, whole = microbatches(batch, settings)
+    return jax.lax.map(one, parts).reshape(batch.tokens.shape)
 
 
 def direction_report(
@@ -279,11 +295,12 @@ def direction_report(
     """What the ratio and the predictive `mask` foresaw at `before`, against what the update to `after` did: SPEC 18."""
 
     def one(part: Batch) -> Metrics:
+        part = whole(part)
         was, now = (policy_evidence(p, part, part.behaviour_logp, settings) for p in (before, after))
         record = direction_before(mask, was)
         return combine(direction_counts(mask, was), direction_after(mask, record, now))
 
-    parts = microbatches(batch, settings)
+    parts, whole = microbatches(batch, settings)
     shapes = jax.eval_shape(one, jax.tree.map(lambda x: x[0], parts))
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     found = jax.lax.scan(lambda total, part: (combine(total, one(part)), None), nothing, parts)[0]

@@ -49,7 +49,8 @@ def moe(
     if replay is not None:
         recorded, valid = replay
         expert_ids = jnp.where(valid[:, None], recorded.astype(expert_ids.dtype), expert_ids)
-    expert_ids = saved(expert_ids, ROUTING)
+    # One long row: what waits for the backward pass would be padded to whole tiles of a TPU along k.
+    expert_ids = saved(expert_ids.reshape(-1), ROUTING).reshape(expert_ids.shape)
     weights = gates(router_logits, expert_ids, config.norm_topk_prob).astype(x.dtype)
     out = expert_parallel.experts(x, expert_ids, weights, params["gate"], params["up"], params["down"], piece)
     return out, Router(expert_ids=expert_ids, logits=router_logits)

@@ -121,16 +121,20 @@ def forward(
         positions = segment_positions(segment_ids)
     layout = execution.layout
     spec = layout.spec(TOKENS, tokens.shape)
-    trace_spec = PartitionSpec(None, *spec, None)
     specs = _without_head(param_specs(config, layout))
-    recorded = None if replay is None else (replay.expert_ids, replay.valid)
+    # Inside, a trace is [M, B, T * k]: with the k ids of a token last it would be padded to whole tiles of a TPU.
+    trace_spec = PartitionSpec(None, *spec)
+    layers, chosen = config.num_sparse_layers, config.num_experts_per_tok if config.num_sparse_layers else 0
+    flat = (layers, tokens.shape[0], tokens.shape[1] * chosen)
+    recorded = None if replay is None else (replay.expert_ids.reshape(flat), replay.valid)
     run = functools.partial(_forward, config=config, execution=execution, spec=spec)
     hidden, expert_ids, sums = layout.manual(
         run,
         (specs, spec, spec, spec, None if replay is None else (trace_spec, spec)),
         (PartitionSpec(*spec, None), trace_spec, PartitionSpec()),
     )(_without_head(params), tokens, positions, segment_ids, recorded)
-    return ForwardOut(hidden=hidden, routing=RouterTrace(expert_ids=expert_ids, valid=segment_ids != 0), router=sums)
+    trace = RouterTrace(expert_ids=expert_ids.reshape(layers, *tokens.shape, chosen), valid=segment_ids != 0)
+    return ForwardOut(hidden=hidden, routing=trace, router=sums)
 
 
 def _without_head(tree: Params) -> Params:
@@ -161,13 +165,13 @@ def _forward(
 
     def step(cuts: tuple[Params, Params], x: Array, layer_in: tuple[Params, Array | None]) -> tuple[Array, Any]:
         pieces, ids = layer_in
-        replay = None if ids is None or recorded is None else (ids, recorded[1])
+        replay = None if ids is None or recorded is None else (ids.reshape(*tokens.shape, -1), recorded[1])
         weights = gathered(pieces, *cuts, layout)
         x, _, router = layer(weights, config, saved(x, INPUT), angles, attend, None, replay, piece)
         if router is None:
             return x, None
         sums = router_sums(router, segment_ids != 0, piece) if execution.router_sums else None
-        return x, (router.expert_ids, sums)
+        return x, (router.expert_ids.reshape(tokens.shape[0], -1), sums)
 
     x = embed(params["embedding"], tokens, param_specs(config, layout)["embedding"], layout)
     found: list[Any] = []
@@ -181,7 +185,7 @@ def _forward(
         start = stop
     x = rms_norm(x, whole_norm(params, config, layout), config.rms_norm_eps)
     if not found:
-        return x, jnp.zeros((0, *tokens.shape, 0), jnp.int32), None
+        return x, jnp.zeros((0, tokens.shape[0], 0), jnp.int32), None
     expert_ids, sums = jax.tree.map(lambda *runs: jnp.concatenate(runs), *found)
     return x, expert_ids, None if sums is None else dataclasses.replace(sums, tokens=sums.tokens[0])
 
