@@ -215,6 +215,22 @@ def test_bad_step_is_skipped_and_counted(params, batch, fault):
     assert int(report["train/skipped"]) == 1 and int(state.step) == 2 and float(report["train/grad_norm"]) > 0
 
 
+@pytest.mark.slow
+def test_parameters_stay_the_rounding_of_their_master_copy_and_a_skipped_step_leaves_both(params, batch):
+    learner = Learner(settings(), make_optimizer(1e-5, 0.9, 0.98, 1e-8, 1e9, master_copy=True))
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    placed = learner.place(batch)
+    state, _ = learner.step(learner.init(narrow), narrow, placed, placed.behaviour_logp)
+    for start, now, master in zip(*map(jax.tree.leaves, (narrow, state.params, state.opt_state.master)), strict=True):
+        np.testing.assert_array_equal(now, master.astype(jnp.bfloat16))
+        assert not np.array_equal(master, start.astype(jnp.float32))
+    before = jax.device_get(state)
+    bad = learner.place(batch.replace(advantages=np.where(batch.mask, np.float32("inf"), 0)))
+    state, report = learner.step(state, narrow, bad, bad.behaviour_logp)
+    assert int(report["train/skipped"]) == 1
+    jax.tree.map(np.testing.assert_array_equal, (state.params, state.opt_state), (before.params, before.opt_state))
+
+
 def test_recomputed_logp_takes_each_token_at_its_version(params, batch):
     other = jax.tree.map(lambda x: x * 1.2, params)
     mixed = batch.replace(versions=np.where(batch.mask, 3 + (batch.positions % 2), 0).astype(np.int32))
