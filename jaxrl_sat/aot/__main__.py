@@ -74,10 +74,10 @@ def _parse(argv: Sequence[str]) -> tuple[Namespace, Source]:
     parser.add_argument("--program", choices=PROGRAMS, default="all", help="what to compile (all)")
     parser.add_argument("--microbatches", type=int, help="of an update (as many as its longest responses take)")
     flags, source = parser.parse_source(argv)
-    for name in ("slices", "microbatches"):
+    for name, most in (("slices", 64), ("microbatches", 10**4)):
         value = getattr(flags, name)
-        if value is not None and not 1 <= value <= 10**4:
-            raise InputError(f"--{name}: {value}; allowed: 1 to 10000")
+        if value is not None and not 1 <= value <= most:
+            raise InputError(f"--{name}: {value}; allowed: 1 to {most}")
     return flags, source
 
 

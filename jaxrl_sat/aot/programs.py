@@ -82,7 +82,7 @@ def make(
     check_devices(config, topology, name)
     side = "trainer" if name == TRAIN else "sampler"
     sizes = mesh.axes(config)[side]
-    grid = mesh.device_mesh(sizes, topology.devices)
+    grid = mesh.device_mesh(side, sizes, topology.devices)
     meshes = mesh.Meshes(trainer=grid, sampler=grid, colocated=True)
     if name == TRAIN:
         return _train(config, model_config, meshes, sizes, microbatches or most_microbatches(config))

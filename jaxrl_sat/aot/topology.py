@@ -17,10 +17,25 @@ from jax.sharding import SingleDeviceSharding
 from jaxrl_sat.aot import memory
 from jaxrl_sat.types import InputError
 
-ACCELERATORS = {"v4": "v4-8", "v5e": "v5litepod-8", "v5p": "v5p-8", "v6e": "v6e-8", "tpu7x": "tpu7x-8"}
-"""Kinds of TPU, and an accelerator type of each, which libtpu wants to know of before it compiles for any."""
 
-EXAMPLES = "v4, v5e, v5p, v6e or tpu7x with the chips along each axis, as v5p:4x4x4 or v6e:16x16"
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A generation of TPU: axes of its network, most chips along one, and a machine that libtpu knows to have it."""
+
+    axes: int
+    longest: int
+    accelerator: str
+
+
+KINDS = {
+    "v4": Kind(3, 16, "v4-8"),
+    "v5e": Kind(2, 16, "v5litepod-8"),
+    "v5p": Kind(3, 24, "v5p-8"),
+    "v6e": Kind(2, 16, "v6e-8"),
+    "tpu7x": Kind(3, 24, "tpu7x-8"),
+}
+
+EXAMPLES = "v5e or v6e with two axes of up to 16 chips, as v6e:16x16, or v4, v5p or tpu7x with three, as v5p:4x4x4"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +50,13 @@ class Topology:
 
 def parse(name: str) -> tuple[str, tuple[int, ...]]:
     """("v5p", (4, 4, 4)) of "v5p:4x4x4". Raises `InputError`."""
-    found = re.fullmatch(r"(\w+):([1-9]\d{0,3}(?:x[1-9]\d{0,3}){1,2})", name)
-    if not found or found[1] not in ACCELERATORS:
+    found = re.fullmatch(r"(\w+):([1-9]\d?(?:x[1-9]\d?)+)", name)
+    shape = tuple(map(int, found[2].split("x"))) if found else ()
+    kind = KINDS.get(found[1]) if found else None
+    if not found or not kind or len(shape) != kind.axes or max(shape) > kind.longest:
+        # Not left to the compiler, which takes its process down where a shape is beyond it.
         raise InputError(f"--topology: {name!r}; allowed: {EXAMPLES}")
-    return found[1], tuple(map(int, found[2].split("x")))
+    return found[1], shape
 
 
 def prepare(environment: MutableMapping[str, str], name: str) -> None:
@@ -46,7 +64,7 @@ def prepare(environment: MutableMapping[str, str], name: str) -> None:
     kind, _ = parse(name)
     environment.update(
         JAX_PLATFORMS="cpu",
-        TPU_ACCELERATOR_TYPE=ACCELERATORS[kind],
+        TPU_ACCELERATOR_TYPE=KINDS[kind].accelerator,
         TPU_WORKER_HOSTNAMES="localhost",
         TPU_SKIP_MDS_QUERY="1",
         ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # another may compile here at the same time

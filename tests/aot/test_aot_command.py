@@ -25,7 +25,7 @@ FLAGSHIP = str(CONFIGS / "sat_grpo.py")
     [
         ([], "allowed: --config=FILE[:PRESET], --topology=KIND:AxBxC"),
         (["--topology=v5p:4x4x4", "--workdir=x"], "--workdir=x: no such flag; allowed: --config=FILE"),
-        (["--topology=v5p:4x4x4", "--slices=0"], "--slices: 0; allowed: 1 to 10000"),
+        (["--topology=v5p:4x4x4", "--slices=0"], "--slices: 0; allowed: 1 to 64"),
         (["--topology=v5p:4x4x4", "--program=both"], "--program"),
         (["--topology=gpu:8x8"], "--topology: 'gpu:8x8'; allowed: "),
         (["--topology=v5p:4x4x4", "--config.model.path=/no/where"], "/no/where"),

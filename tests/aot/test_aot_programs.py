@@ -23,7 +23,10 @@ def test_a_topology_is_a_kind_and_a_shape() -> None:
     assert topology.parse("v6e:16x16") == ("v6e", (16, 16))
 
 
-@pytest.mark.parametrize("name", ["", "v5p", "v5p:4", "v5p:0x4x4", "h100:8x8", "v5p:4x4x4x4", "v5p:4x4x4 "])
+@pytest.mark.parametrize(
+    "name",
+    ["", "v5p", "v5p:4", "v5p:4x4", "v5p:0x4x4", "h100:8x8", "v5p:4x4x4x4", "v5p:4x4x4 ", "v6e:4x4x4", "v5e:32x8"],
+)
 def test_no_topology(name: str) -> None:
     with pytest.raises(InputError, match=r"--topology: .*; allowed: .*v5p:4x4x4"):
         topology.parse(name)
