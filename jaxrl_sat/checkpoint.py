@@ -22,10 +22,16 @@ from jaxrl_sat.types import InputError, Params, TrainState
 
 
 class Checkpointer:
-    """Saves in the background, keeps the newest `keep` (None: all), restores into given shardings."""
+    """Saves in the background, keeps the newest `keep` (None: all), restores into given shardings.
 
-    def __init__(self, folder: Path, keep: int | None):
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+    `read_only`: nothing in the folder is ever changed, so that a run may write there meanwhile.
+    """
+
+    def __init__(self, folder: Path, keep: int | None, read_only: bool = False):
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, enable_async_checkpointing=not read_only, read_only=read_only
+        )
+        self._read_only = read_only
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
         self._sums = folder.with_name("checkpoint_sums.json")
 
@@ -165,7 +171,8 @@ class Checkpointer:
     def close(self) -> None:
         """Finish writing and let go of the folder."""
         try:
-            self.wait()
+            if not self._read_only:
+                self.wait()
         finally:
             self._manager.close()
 

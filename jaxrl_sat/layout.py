@@ -59,9 +59,9 @@ class Layout:
         return self.mesh.shape if self.mesh is not None else {}
 
     @property
-    def platform(self) -> str:
-        """Of the devices: "cpu", "gpu" or "tpu"."""
-        return self.mesh.devices.flat[0].platform if isinstance(self.mesh, Mesh) else jax.default_backend()
+    def device(self) -> Any:
+        """One of the devices: all are of a kind."""
+        return self.mesh.devices.flat[0] if isinstance(self.mesh, Mesh) else jax.devices()[0]
 
     # -------------------------------------------------------------------------------------- whole arrays
 
@@ -107,7 +107,7 @@ class Layout:
 
     def gather(self, x: Array, cut: Cut, dimension: int) -> Array:
         """A dimension made whole from the pieces of a cut; its gradient is scattered back to them."""
-        return x if cut is None else jax.lax.all_gather(x, cut, axis=dimension, tiled=True)
+        return x if cut is None else _gather(x, cut, dimension)
 
     def total(self, x: Any, *cuts: Cut) -> Any:
         """Summed over the devices that hold the other pieces."""
@@ -122,6 +122,20 @@ class Layout:
     def index(self, cut: Cut) -> Array:
         """The number of this device's piece, int32."""
         return jnp.int32(0) if cut is None else jax.lax.axis_index(cut).astype(jnp.int32)
+
+
+def _all_gather(x: Array, cut: Cut, dimension: int) -> Array:
+    return jax.lax.all_gather(x, cut, axis=dimension, tiled=True)
+
+
+def _scatter(cut: Cut, dimension: int, _: None, cotangent: Array) -> tuple[Array]:
+    # The parts are added in float32: hundreds of them in bfloat16 would lose the small ones.
+    total = jax.lax.psum_scatter(cotangent.astype(jnp.float32), cut, scatter_dimension=dimension, tiled=True)
+    return (total.astype(cotangent.dtype),)
+
+
+_gather: Any = jax.custom_vjp(_all_gather, nondiff_argnums=(1, 2))
+_gather.defvjp(lambda x, cut, dimension: (_all_gather(x, cut, dimension), None), _scatter)
 
 
 def put(x: Any, sharding: NamedSharding) -> Array:

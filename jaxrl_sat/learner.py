@@ -34,8 +34,15 @@ class Learner:
             new, report = train_step(state, ref_params, batch, logp_old, settings, optimizer)
             return new.params, dataclasses.replace(new, params=None), report
 
+        shapes = model.abstract_params(settings.model)
+        rest = TrainState(
+            params=None,
+            opt_state=optim.state_shardings(optimizer, shapes, self.param_shardings),
+            step=self._replicated,
+            skipped=self._replicated,
+        )
         # Parameters are not donated: coming batches are sampled by them, and log-probs recomputed with them.
-        self._step = jax.jit(step, donate_argnums=1)
+        self._step = jax.jit(step, donate_argnums=1, out_shardings=(self.param_shardings, rest, None))
         self._recompute = jax.jit(functools.partial(recomputed_logp, settings=settings))
         self._direction = jax.jit(functools.partial(direction_report, settings=settings, mask=_analysed(settings)))
 

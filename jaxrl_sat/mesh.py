@@ -95,13 +95,13 @@ def make_meshes(config: RunConfig, devices: Sequence[Any]) -> Meshes:
         )
     start = 0 if colocated else first
     return Meshes(
-        device_mesh(sizes["trainer"], devices[:first]),
-        device_mesh(sizes["sampler"], devices[start:][: wanted - first]),
+        device_mesh("trainer", sizes["trainer"], devices[:first]),
+        device_mesh("sampler", sizes["sampler"], devices[start:][: wanted - first]),
         colocated,
     )
 
 
-def device_mesh(sizes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
+def device_mesh(side: str, sizes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
     """The devices in an order that suits their network. Over several slices, the data axis crosses between them."""
     shape = tuple(sizes.values())
     slices = len({getattr(device, "slice_index", 0) for device in devices})
@@ -111,7 +111,7 @@ def device_mesh(sizes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
         grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     else:
         if sizes["data"] % slices:
-            raise InputError(f"mesh: data is {sizes['data']}; allowed: a multiple of {slices}, the slices found")
+            raise InputError(f"mesh.{side}.data: {sizes['data']}; allowed: a multiple of {slices}, the slices found")
         across = (slices, *(1,) * (len(shape) - 1))
         inside = (shape[0] // slices, *shape[1:])
         grid = mesh_utils.create_hybrid_device_mesh(inside, across, devices, allow_split_physical_axes=True)

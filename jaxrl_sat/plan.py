@@ -226,7 +226,15 @@ def _memory(config: RunConfig, model_config: model.ModelConfig, copy: int) -> di
     # A prompt takes a bucket in the cache: the next power of two, from 16.
     length = max(16, 1 << (config.data.max_prompt_tokens - 1).bit_length()) + config.sampler.max_response_tokens
     cache_bytes = _bytes(
-        jax.eval_shape(lambda: model.init_cache(model_config, config.sampler.slots, length, config.sampler.cache_dtype))
+        jax.eval_shape(
+            lambda: model.init_cache(
+                model_config,
+                config.sampler.slots,
+                length,
+                config.sampler.cache_dtype,
+                model.Execution(mesh.abstract_layout(config, "sampler")),
+            )
+        )
     )
     wide = _bytes(model.abstract_params(model_config, "float32"))  # moments and gradients are float32 always
     master = wide if config.optimizer.master_copy else 0

@@ -186,7 +186,8 @@ def microbatch_loss(
     if stats.router is not None:
         # Means over the microbatch, with its share of the update.
         auxiliary, found = router_loss(stats.router, settings.load_balance_coef, settings.router_z_coef)
-        loss_sum, metrics = loss_sum + auxiliary * jax.lax.stop_gradient(out.count), combine(metrics, found)
+        weight = jnp.where(out.count > 0, out.count, 1)  # a plain sum of tokens counts nothing
+        loss_sum, metrics = loss_sum + auxiliary * jax.lax.stop_gradient(weight), combine(metrics, found)
     return loss_sum, dataclasses.replace(out, loss_sum=loss_sum, metrics=metrics)
 
 

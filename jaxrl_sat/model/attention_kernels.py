@@ -1,8 +1,8 @@
 """Causal attention over packed rows by the best kernel of the backend, on this device's queries and all keys.
 
-    tpu     splash attention (Pallas), where the length fills its blocks
-    gpu     cuDNN's flash attention on packed sequences, for the dtypes and head sizes that it takes
-    others  query chunks against their causal prefix (`jaxrl_sat.model.attention`)
+    splash  TPU: splash attention (Pallas), for 16-bit rows whose length fills its blocks
+    cudnn   GPU from Hopper on: cuDNN's flash attention on packed sequences, for the dtypes and heads that it takes
+    chunks  query chunks against their causal prefix (`jaxrl_sat.model.attention`): everything else
 
 None of them holds [T, T] scores.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,24 @@ MAX_BLOCK = 1024
 """Queries and keys a splash block holds at most: a block of scores takes 4 MiB of vector memory."""
 
 
+Kernel = Literal["splash", "cudnn", "chunks"]
+
+
+def kernel_of(device: Any) -> Kernel:
+    """The kernel of a `jax.Device`."""
+    if device.platform == "tpu":
+        return "splash"
+    return "cudnn" if device.platform == "gpu" and _packs(getattr(device, "compute_capability", "")) else "chunks"
+
+
+def _packs(compute_capability: str) -> bool:
+    """Whether cuDNN packs sequences on such a GPU: from 9.0 on. AMD's have names in the place of numbers."""
+    try:
+        return float(compute_capability) >= 9.0
+    except ValueError:
+        return False
+
+
 def attend(
     q: Float[Array, "B Q H hd"],
     k: Float[Array, "B T KV hd"],
@@ -35,16 +53,17 @@ def attend(
     k_segments: Int[Array, "B T"],
     piece: Int[Array, ""],
     pieces: int,
-    platform: str,
+    kernel: Kernel,
     max_segments: int,
 ) -> Float[Array, "B Q H hd"]:
     """Causal attention inside each segment. The queries are piece number `piece` of the row's `pieces` equal parts.
 
     `max_segments`: runs of one id that a row holds at most, 0 if not known (cuDNN must know). Softmax in float32.
     """
-    if platform == "tpu" and q.shape[1] % SPLASH_LANES == 0:
+    # In float32 the products of splash would be shortened: Pallas has no precision for them.
+    if kernel == "splash" and q.shape[1] % SPLASH_LANES == 0 and q.dtype != jnp.float32:
         return _splash(q, k, v, q_segments, k_segments, piece, pieces)
-    if platform == "gpu" and pieces == 1 and max_segments and _cudnn_takes(q):
+    if kernel == "cudnn" and pieces == 1 and max_segments and _cudnn_takes(q):
         return _cudnn(q, k, v, k_segments, max_segments)
     if pieces == 1:
         return attend_segments(q, k, v, k_segments)

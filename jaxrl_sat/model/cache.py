@@ -127,7 +127,7 @@ def prefill(
 
         def attend(q: Array, k: Array, v: Array, _: Any) -> tuple[Array, Any]:
             # A prompt is one sequence, and its padding the other.
-            kernel = (jnp.int32(0), 1, layout.platform, 2)
+            kernel = (jnp.int32(0), 1, attention_kernels.kernel_of(layout.device), 2)
             return attention_kernels.attend(q, k, v, segment_ids, segment_ids, *kernel), (k, v)
 
         _, cache, expert_ids = _layers(params, config, tokens, positions, attend, None, piece)

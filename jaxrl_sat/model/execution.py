@@ -32,8 +32,8 @@ class Execution:
     router_sums: bool = False
     numerics: Numerics = "none"
 
-    def checkpointed(self, layer: Callable[..., Any]) -> Callable[..., Any]:
-        """`layer` (a step of a scan) with what its backward pass keeps."""
+    def checkpointed(self, layer: Callable[..., Any], steps: int) -> Callable[..., Any]:
+        """`layer`, of which a scan takes so many steps, with what its backward pass keeps."""
         policies = jax.checkpoint_policies
         if self.remat == "offload":
             policy = policies.save_and_offload_only_these_names(
@@ -44,8 +44,9 @@ class Execution:
             )
         else:
             policy = policies.save_only_these_names(*([ROUTING] if self.remat == "layer" else [ROUTING, PRODUCT]))
-        # The two directions of a scan are compiled apart, so recomputation needs no guard against being merged away.
-        return jax.checkpoint(layer, policy=policy, prevent_cse=False)
+        # The two directions of a loop are compiled apart, so recomputation needs no guard against being merged away;
+        # a single step is no loop.
+        return jax.checkpoint(layer, policy=policy, prevent_cse=steps == 1)
 
 
 ONE_DEVICE = Execution()

@@ -145,8 +145,9 @@ def _write(folder: Folder, shards: list[list[_Block]], fields: dict[str, Any]) -
     for name in (*names, *texts) if INDEX in texts else (*texts, *names):
         folder.rename(name + PARTIAL, name)
     for name in folder.names():
-        ours = name in (SINGLE, INDEX) or fnmatch.fnmatch(name, "model-*.safetensors")
-        if name not in begun and (ours or name.endswith(PARTIAL)):
+        whole = name.removesuffix(PARTIAL)
+        ours = whole in (SINGLE, INDEX, "config.json") or fnmatch.fnmatch(whole, "model-*.safetensors")
+        if name not in begun and ours and (name != "config.json"):
             folder.remove(name)
 
 

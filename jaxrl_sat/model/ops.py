@@ -33,4 +33,5 @@ def rms_norm(x: Float[Array, "*b D"], scale: Float[Array, " D"], eps: float) -> 
     """x / rms(x) * scale over the last axis, the quotient in float32."""
     wide = x.astype(jnp.float32)
     normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
-    return normed.astype(x.dtype) * scale
+    # The product in float32 has the same bits, but the gradient of the scale is then a sum over tokens in float32.
+    return (normed.astype(x.dtype).astype(jnp.float32) * scale.astype(jnp.float32)).astype(x.dtype)

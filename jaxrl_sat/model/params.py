@@ -109,8 +109,12 @@ def abstract_params(config: ModelConfig, dtype: Any = "float32") -> Params:
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0), dtype))
 
 
+@functools.lru_cache(maxsize=16)
 def param_axes(config: ModelConfig) -> Params:
-    """The logical axis names of each parameter: a tuple of names, one a dimension, where the array would be."""
+    """The logical axis names of each parameter: a tuple of names, one a dimension, where the array would be.
+
+    Treat as constant: it is shared.
+    """
     state = nnx.eval_shape(lambda: _state(config, jax.random.key(0), "float32"))
     axes: dict[Any, Any] = {}
     for path, variable in nnx.to_flat_state(state):

@@ -158,7 +158,7 @@ def _forward(
     def attend(q: Array, k: Array, v: Array, cache: Any) -> tuple[Array, Any]:
         k, v = (layout.gather(x, piece.sequence, 1) for x in (k, v))
         place = (layout.index(piece.sequence), layout.ways(piece.sequence))
-        kernel = (layout.platform, execution.max_segments)
+        kernel = (attention_kernels.kernel_of(layout.device), execution.max_segments)
         return attention_kernels.attend(q, k, v, segment_ids, row_segments, *place, *kernel), cache
 
     angles = rope(positions, config.head_dim, config.rope_theta)
@@ -179,7 +179,7 @@ def _forward(
     for run in config.runs:
         stop = start + len(run) * run.sparse
         ids = jax.lax.slice_in_dim(recorded[0], start, stop) if recorded is not None and run.sparse else None
-        block = execution.checkpointed(functools.partial(step, layer_cuts(config, layout, run)))
+        block = execution.checkpointed(functools.partial(step, layer_cuts(config, layout, run)), len(run))
         x, routing = jax.lax.scan(block, x, (params[run.name], ids), length=len(run))
         found += [routing] if run.sparse else []
         start = stop

@@ -63,7 +63,7 @@ class RolloutEngine(jetstream.Engine):
         self.sampling = sampling
         self.max_prompt_tokens = max_prompt_tokens
         nucleus = min(sampling.nucleus, config.vocab_size) if sampling.top_p < 1 else 0
-        self.layout = RecordLayout.of(config, min(topk, config.vocab_size), nucleus)
+        self.records = RecordLayout.of(config, min(topk, config.vocab_size), nucleus)
         self.compilations: collections.Counter[str] = collections.Counter()
         self.buckets = _buckets(max_prompt_tokens)
         self._execution = model.Execution(layout, numerics=numerics)
@@ -103,8 +103,9 @@ class RolloutEngine(jetstream.Engine):
         return next(bucket for bucket in self.buckets if length <= bucket)
 
     def prefill_rows(self, bucket: int) -> int:
-        """Prompts of a bucket that one prefill reads."""
-        return max(1, PREFILL_TOKENS // bucket)
+        """Prompts of a bucket that one prefill reads: at least one for each device that slots are spread over."""
+        spread = self._execution.layout.ways(self._execution.layout.spec(("rows",), (self._slots,))[0])
+        return spread * -(-max(1, PREFILL_TOKENS // bucket) // spread)
 
     def prefill(self, *, params: Any, existing_prefix: Any = None, padded_tokens: Any, true_length: int) -> Prefix:
         """Read one prompt: the first `true_length` of `padded_tokens`, after the text of `existing_prefix` if given.
@@ -138,7 +139,7 @@ class RolloutEngine(jetstream.Engine):
         )
         tokens, lengths = shard((tokens, lengths))
         cache, expert_ids = model.prefill(decode_params, self.config, tokens, lengths, self._execution)
-        compact = self.layout.compact(expert_ids)
+        compact = self.records.compact(expert_ids)
         return Prefix(
             cache=shard((cache.k, cache.v)), tokens=tokens, lengths=lengths, expert_ids=compact, version=version
         )
@@ -205,21 +206,21 @@ class RolloutEngine(jetstream.Engine):
         """Feed one token a slot and sample the next. Consumes `decode_state`; the result is still on its way."""
         weights = current(params)
         state, data = self._generate(weights.decode_params, np.int32(weights.version), decode_state)
-        return state, RolloutTokens.of(data, self.layout)
+        return state, RolloutTokens.of(data, self.records)
 
     def _generate_program(self, decode_params: Any, version: Any, state: DecodeState) -> tuple[DecodeState, Any]:
         self.compilations["generate"] += 1
         cache = model.Cache(*state.cache)
         fed = (cache, state.tokens, state.positions)
         logits, cache, expert_ids = model.decode(decode_params, self.config, *fed, self._execution)
-        top_p, most = self.sampling.top_p, self.layout.nucleus
-        drawn = draw(logits, state.seeds, state.positions, state.temperature, self.layout.topk, top_p, most)
+        top_p, most = self.sampling.top_p, self.records.nucleus
+        drawn = draw(logits, state.seeds, state.positions, state.temperature, self.records.topk, top_p, most)
         lengths = state.lengths + state.active
         stopped = jnp.any(drawn.tokens[:, None] == jnp.asarray(self.sampling.stop_ids, jnp.int32), axis=-1)
         full = lengths >= self.sampling.max_response_tokens
         finish = jnp.where(state.active, jnp.where(stopped, STOP, jnp.where(full, LENGTH, GOING)), GOING)
         going = state.active & (finish == GOING)
-        data = self.layout.pack(drawn, state.active, lengths, finish, version, expert_ids)
+        data = self.records.pack(drawn, state.active, lengths, finish, version, expert_ids)
         advanced = dataclasses.replace(
             state,
             cache=(cache.k, cache.v),

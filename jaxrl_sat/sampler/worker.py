@@ -139,7 +139,7 @@ class _Batch:
         self._next = 0  # the first request not yet in a slot
         self._request_in = np.zeros(slots, np.int64)
         self._steps_left = np.zeros(slots, np.int64)  # dispatches a slot can still use
-        self._records = np.zeros((slots, limit, engine.layout.width), np.int32)
+        self._records = np.zeros((slots, limit, engine.records.width), np.int32)
         self._rollouts: list[Rollout | None] = [None] * len(requests)
         self._finished = 0
 
@@ -184,7 +184,7 @@ class _Batch:
     def record(self, result: RolloutTokens) -> None:
         """File the records of a step; retire the slots it finished."""
         data = np.asarray(result.data)
-        fields = self._engine.layout.unpack(data)
+        fields = self._engine.records.unpack(data)
         slots = np.flatnonzero(fields.valid)
         self._records[slots, fields.lengths[slots] - 1] = data[slots]
         for slot in np.flatnonzero(fields.finish):
@@ -194,7 +194,7 @@ class _Batch:
         index = int(self._request_in[slot])
         prompt = int(self._prompts.of_request[index])
         prefilled, row = self._prompts[prompt]
-        fields = self._engine.layout.unpack(self._records[slot, :length])
+        fields = self._engine.records.unpack(self._records[slot, :length])
         # The first step fed the last prompt token again, and that pass is the one sampled from: its routing counts.
         before = len(self._prompts.tokens[prompt]) - 1
         layers, per_token = fields.expert_ids.shape[1:]

@@ -34,12 +34,12 @@ def export(workdir: Path, out: str, step: int | None = None) -> int:
     config = sources.read_model_config(source)
     if not (workdir / "checkpoints").is_dir():
         raise InputError(f"--workdir: {workdir} has no checkpoints; allowed: the folder of a run that wrote one")
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])  # host memory
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
         model.abstract_params(config, run["model"]["dtype"]),
     )
-    checkpoints = Checkpointer(workdir / "checkpoints", keep=None)
+    checkpoints = Checkpointer(workdir / "checkpoints", keep=None, read_only=True)
     try:
         step, params = checkpoints.params(shapes, step)
     finally:

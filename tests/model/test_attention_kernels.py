@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -35,14 +36,18 @@ def test_splash_is_attention_in_chunks(pieces: int) -> None:
 
 
 @pytest.mark.slow
-def test_gradient_of_splash_is_that_of_chunks() -> None:
-    q, k, v, segments = inputs(256, 64)
-    own = (segments[:, 128:], segments, jnp.int32(1), 2)
+@pytest.mark.parametrize("piece", [0, 1])
+def test_gradient_of_splash_is_that_of_chunks(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks of queries a piece."""
+    monkeypatch.setattr(kernels, "MAX_BLOCK", 128)
+    q, k, v, segments = inputs(512, 64)
+    at = slice(256 * piece, 256 * piece + 256)
+    own = (segments[:, at], segments, jnp.int32(piece), 2)
 
     def gradient(attend: Any) -> Any:
-        return jax.grad(lambda q, k, v: jnp.sum(jnp.sin(attend(q[:, 128:], k, v))), (0, 1, 2))(q, k, v)
+        return jax.grad(lambda q, k, v: jnp.sum(jnp.sin(attend(q[:, at], k, v))), (0, 1, 2))(q, k, v)
 
-    ours = gradient(lambda q, k, v: attend_segments_from(q, k, v, *own[:2], jnp.int32(128)))
+    ours = gradient(lambda q, k, v: attend_segments_from(q, k, v, *own[:2], jnp.int32(at.start)))
     assert tree_gap(gradient(lambda q, k, v: kernels._splash(q, k, v, *own, interpret=True)), ours) < 1e-4
 
 
@@ -73,7 +78,7 @@ def test_on_a_gpu_sixteen_bit_rows_go_to_cudnn(
     q, k, v, ids = inputs(64, 64, dtype=jnp.dtype(dtype))
 
     def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return jnp.sum(kernels.attend(q, k, v, ids, ids, jnp.int32(0), 1, "gpu", segments).astype(jnp.float32))
+        return jnp.sum(kernels.attend(q, k, v, ids, ids, jnp.int32(0), 1, "cudnn", segments).astype(jnp.float32))
 
     text = jax.jit(jax.grad(loss, (0, 1, 2))).trace(q, k, v).lower(lowering_platforms=("cuda",)).as_text()
     assert ("__cudnn$fmhaSoftmaxBackward" in text) == fused
@@ -81,9 +86,30 @@ def test_on_a_gpu_sixteen_bit_rows_go_to_cudnn(
 
 
 def test_on_a_tpu_whole_blocks_go_to_splash() -> None:
-    q, k, v, ids = inputs(128, 128)
-    lowered = jax.jit(lambda *x: kernels.attend(*x, ids, ids, jnp.int32(0), 1, "tpu", 0))
-    assert "tpu_custom_call" in lowered.trace(q, k, v).lower(lowering_platforms=("tpu",)).as_text()
-    short = jax.jit(lambda *x: kernels.attend(*x, ids[:, :64], ids[:, :64], jnp.int32(0), 1, "tpu", 0))
-    text = short.trace(*(x[:, :64] for x in (q, k, v))).lower(lowering_platforms=("tpu",)).as_text()
-    assert "tpu_custom_call" not in text
+    q, k, v, ids = inputs(128, 128, dtype=jnp.bfloat16)
+
+    @jax.jit
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
+        return kernels.attend(q, k, v, ids, ids, jnp.int32(0), 1, "splash", 0)
+
+    def fused(*given: jax.Array) -> bool:
+        return "tpu_custom_call" in attend.trace(*given).lower(lowering_platforms=("tpu",)).as_text()
+
+    assert fused(q, k, v, ids)
+    assert not fused(*(x[:, :64] for x in (q, k, v, ids)))
+    assert not fused(*(x.astype(jnp.float32) for x in (q, k, v)), ids)
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "kernel"),
+    [
+        ("gpu", "9.0", "cudnn"),
+        ("gpu", "8.0", "chunks"),
+        ("gpu", "gfx90a", "chunks"),
+        ("tpu", "", "splash"),
+        ("cpu", "", "chunks"),
+    ],
+)
+def test_the_kernel_follows_from_the_device(platform: str, capability: str, kernel: str) -> None:
+    device = SimpleNamespace(platform=platform, compute_capability=capability)
+    assert kernels.kernel_of(device) == kernel

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_sat.model import save_hf
-from tests.model.test_sharding import CONFIG, PARAMS, SHORT
+from tests.model.test_sharding import ACROSS, CONFIG, PARAMS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,9 +29,9 @@ def test_two_processes_of_four_devices_give_one_devices_gradient(tmp_path: Path)
         subprocess.Popen([*command, number, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True)
         for number in "01"
     ]
-    reports = [process.communicate(timeout=300)[0] for process in processes]
+    reports = [process.communicate(timeout=900)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     for report in reports:
         found = json.loads(report.splitlines()[-1])
-        assert found["devices"] == 8 and len(found["gaps"]) == len(SHORT)
+        assert found["devices"] == 8 and len(found["gaps"]) == len(ACROSS)
         assert max(found["gaps"].values()) < 1e-5, found

@@ -25,7 +25,7 @@ def main() -> None:
 
     tokens, ids, ((value, _), gradient) = case.one_device()
     report = {}
-    for sizes in case.SHORT:
+    for sizes in case.ACROSS:
         cut = case.layout(sizes)
         _, params = load_hf(folder, shardings=cut.place(param_specs(case.CONFIG, cut)))
         spread = put(np.asarray(tokens), cut.sharding(("rows", "sequence"), tokens.shape))

@@ -227,5 +227,5 @@ def test_an_evaluation_keeps_top_p_at_its_own_temperature(nucleus_engine):
 
 
 def test_a_nucleus_may_take_the_whole_vocabulary():
-    assert tiny.engine(top_p=0.9, nucleus=100).layout.nucleus == tiny.CONFIG.vocab_size
-    assert tiny.engine(nucleus=100).layout.nucleus == 0
+    assert tiny.engine(top_p=0.9, nucleus=100).records.nucleus == tiny.CONFIG.vocab_size
+    assert tiny.engine(nucleus=100).records.nucleus == 0
