@@ -69,7 +69,8 @@ def _stated(message: str, which: int) -> int | None:
 # ------------------------------------------------------------------------------------ the compiler's own files
 
 _ALLOCATION = re.compile(r"allocation \d+: size (\d+)(.*):$")
-_VALUE = re.compile(r" value: <\d+ (\S+) @\d+> \(size=(\d+),offset=\d+\): (.*)$")
+_VALUE = re.compile(r" value: <\d+ (\S+)(?: \(\w+\))? @\d+> \(size=(\d+),offset=\d+\): (.*)$")
+_SHAPE = re.compile(r"\w+\[[\d,]*\]")
 _LIVE = re.compile(r"    (\S+): (\d+) bytes \(cumulative")
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?(\S+) = .*op_name=\"([^\"]*)\"")
 
@@ -86,18 +87,25 @@ def usage(folder: Path) -> Usage | None:
     names = _op_names(folder / f"{stem}.txt")
     largest = []
     for name, size in _alive_at_peak(folder / f"{stem}-live-range.txt"):
-        padded, shape = values.get(name, (size, ""))
-        largest.append(Buffer(max(size, padded), shape, names.get(name.partition("{")[0], "")))
+        whole, _, index = name.partition("{")
+        padded, shapes = values.get(name, (size, values.get(whole, (0, ()))[1][_first(index) :]))
+        largest.append(Buffer(max(size, padded), "".join(shapes[:1]), names.get(whole, "")))
     largest.sort(key=lambda buffer: -buffer.bytes)
     return Usage(totals["argument"], totals["temp"], tuple(largest))
 
 
-def _assignment(path: Path) -> tuple[dict[str, int], dict[str, tuple[int, str]]]:
-    """Bytes of arguments and temporaries in the device's memory; size and shape of each value."""
+def _first(index: str) -> int:
+    """The first number of "4}" or "4,1}": an element of a tuple. 0 where there is none."""
+    digits = re.match(r"\d+", index)
+    return int(digits[0]) if digits else 0
+
+
+def _assignment(path: Path) -> tuple[dict[str, int], dict[str, tuple[int, list[str]]]]:
+    """Bytes of arguments and temporaries in the device's memory; size of each value and its shape, or its elements'."""
     totals, values = {"argument": 0, "temp": 0}, {}
     for line in _lines(path):
         if found := _VALUE.match(line):
-            values[found[1].removesuffix("{}")] = (int(found[2]), found[3].partition("{")[0])
+            values[found[1].removesuffix("{}")] = (int(found[2]), _SHAPE.findall(found[3]))
         elif found := _ALLOCATION.match(line):
             size, rest = int(found[1]), found[2]
             if "color" not in rest:  # other memories than the device's main one

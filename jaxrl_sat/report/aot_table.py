@@ -29,6 +29,14 @@ RECORDS = "--config.log.direction_every=1"
 CASES: Mapping[str, tuple[str, ...]] = {
     "30b-v5p-64": (f"{FLAGSHIP}:tpu", "--topology=v5p:4x4x4", "--program=train", RECORDS),
     "30b-v5p-2x64": (f"{FLAGSHIP}:tpu", "--topology=v5p:4x4x4", "--slices=2", "--program=train", RECORDS),
+    "30b-v6e-256": (
+        f"{FLAGSHIP}:tpu",
+        "--topology=v6e:16x16",
+        "--program=train",
+        "--config.mesh.trainer.fsdp=256",
+        "--config.learner.microbatch_rows=256",
+        RECORDS,
+    ),
     "30b-generate-v5p-4": (
         f"{FLAGSHIP}:tpu",
         "--topology=v5p:2x2x1",
@@ -37,6 +45,15 @@ CASES: Mapping[str, tuple[str, ...]] = {
         "--config.mesh.sampler.expert=1",
         "--config.mesh.sampler.tensor=4",
         "--config.sampler.slots=80",
+    ),
+    "8b-v6e-32": (f"{FLAGSHIP}:tpu_8b", "--topology=v6e:4x8", "--program=train", RECORDS),
+    "4b-v6e-16": (f"{FLAGSHIP}:tpu_4b", "--topology=v6e:4x4", "--program=train", RECORDS),
+    "4b-v5e-32": (
+        f"{FLAGSHIP}:tpu_4b",
+        "--topology=v5e:4x8",
+        "--program=train",
+        "--config.mesh.trainer.context=2",
+        RECORDS,
     ),
 }
 """What is compiled, by name: the arguments of `python -m jaxrl_sat.aot`."""

@@ -70,6 +70,6 @@ def test_every_device_of_a_manual_region_counts() -> None:
 def test_causal_attention_computes_half_its_grid() -> None:
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         segments = jnp.ones((1, 256), jnp.int32)
-        return attention_kernels.attend(q, k, v, segments, segments, jnp.int32(0), 1, "tpu", 0)
+        return attention_kernels.attend(q, k, v, segments, segments, jnp.int32(0), 1, "splash", 0)
 
     assert operations(attend, (1, 256, 2, 128), (1, 256, 1, 128), (1, 256, 1, 128)) == 4 * 256 * 256 / 2 * 2 * 128

@@ -43,6 +43,7 @@ allocation 4: size 6144, preallocated-temp:
  value: <58 fusion{1} @0> (size=4096,offset=0): bf16[8,20]{1,0:T(8,128)(2,1)}
  value: <59 gather.3 @0> (size=2048,offset=4096): f32[512]{0:T(512)}
  value: <60 gather.4 @0> (size=2048,offset=4096): f32[512]{0:T(512)}
+ value: <61 loop.6{} (phi) @0> (size=160,offset=5): (s32[]{:T(128)}, bf16[48,64]{1,0:T(8,128)}, /*index=5*/u8[3]{0})
 
 Total bytes used: 18432
 """
@@ -57,6 +58,7 @@ LIVE_RANGE = """HloLiveRange (max 12):
     gather.3{}: 2048 bytes (cumulative: 14336 bytes)
     gather.4{}: 2048 bytes (cumulative: 14336 bytes)
     fusion{1}: 320 bytes (cumulative: 14656 bytes)
+    loop.6{1}: 1024 bytes (cumulative: 15680 bytes)
   Stack trace breakdown for peak usage: 14 656 bytes
     b.1: 9 bytes (cumulative: 9 bytes)
 """
@@ -83,10 +85,11 @@ def dumped(folder: Path) -> memory.Usage:
 def test_the_buffers_at_the_peak(tmp_path: Path) -> None:
     used = dumped(tmp_path)
     assert (used.argument_bytes, used.temp_bytes) == (4096, 6144)
-    assert [buffer.bytes for buffer in used.largest] == [8192, 4096, 4096, 2048, 2048]
-    first, *_, last = used.largest
+    assert [buffer.bytes for buffer in used.largest] == [8192, 4096, 4096, 2048, 2048, 1024]
+    first, *_, gathered, last = used.largest
     assert first == memory.Buffer(8192, "f32[2,1024]", "jit(step)/add")
-    assert last == memory.Buffer(2048, "f32[512]", "jit(step)/gather")
+    assert gathered == memory.Buffer(2048, "f32[512]", "jit(step)/gather")
+    assert last == memory.Buffer(1024, "bf16[48,64]", "")  # what a loop carries has the shape of its place in the tuple
     padded = next(buffer for buffer in used.largest if buffer.shape == "bf16[8,20]")
     assert padded.bytes == 4096  # what its tiles take, not 8 x 20 x 2
 
