@@ -23,14 +23,13 @@ import argparse
 import dataclasses
 import functools
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.timing import Times, clocks, difference, exponent, in_turns, machine, quartiles
+from benchmarks.timing import Times, clocks, difference, exponent, in_turns, machine, quartiles, say
 from benchmarks.workload import FULL, QUICK, Workload, evidence_of, hidden_of, policy_of, step_of
 from jaxrl_sat import model
 from jaxrl_sat.objectives import RECIPES, Evidence, PolicyLoss, Reduce, needs_recomputed, needs_topk, policy_loss
@@ -49,11 +48,6 @@ OBJECTIVES: dict[str, PolicyLoss] = {
     PLAIN: PolicyLoss(TokenRatio(), ConstantRadii(), Linear(), Reduce("token-mean")),
     **{name: make() for name, make in RECIPES.items()},
 }
-
-
-def say(text: str) -> None:
-    """Progress, away from the JSON object on standard output."""
-    print(text, file=sys.stderr, flush=True)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -36,20 +39,37 @@ class Times:
         return {name: round(value, 4) for name, value in out.items()}
 
 
-def in_turns(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Times]:
-    """Call each function once to compile it, then all `rounds` times in turns, each round from another start."""
+def in_turns(
+    functions: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    elsewhere: Mapping[str, Callable[[Times], None]] = MappingProxyType({}),
+) -> dict[str, Times]:
+    """Call each function once to compile it, then all `rounds` times in turns, each round from another start.
+
+    Those `elsewhere` run in a process of their own and add to the times themselves.
+    """
     for function in functions.values():
         jax.block_until_ready(function())
-    times = {name: Times() for name in functions}
-    names = list(functions)
+    calls = {name: functools.partial(_timed, function) for name, function in functions.items()} | dict(elsewhere)
+    times = {name: Times() for name in calls}
+    names = list(calls)
     for i in range(rounds):
         start = i * len(names) // rounds
         for name in names[start:] + names[:start]:
-            wall, cpu = time.perf_counter(), time.process_time()
-            jax.block_until_ready(functions[name]())
-            times[name].wall.append(time.perf_counter() - wall)
-            times[name].cpu.append(time.process_time() - cpu)
+            calls[name](times[name])
     return times
+
+
+def _timed(function: Callable[[], Any], times: Times) -> None:
+    wall, cpu = time.perf_counter(), time.process_time()
+    jax.block_until_ready(function())
+    times.wall.append(time.perf_counter() - wall)
+    times.cpu.append(time.process_time() - cpu)
+
+
+def ratio(one: Times, other: Times, clock: str) -> float:
+    """Median over the rounds of one / other."""
+    return statistics.median(a / b for a, b in zip(one.of(clock), other.of(clock), strict=True))
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -69,6 +89,11 @@ def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
     """p of seconds = c sizes^p, by least squares on logarithms."""
     x, y = [math.log(size) for size in sizes], [math.log(value) for value in seconds]
     return statistics.linear_regression(x, y).slope
+
+
+def say(text: str) -> None:
+    """Progress, away from the JSON object on standard output."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def machine() -> dict[str, Any]:

@@ -39,9 +39,8 @@ def experts(
     inverse = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
     sizes = jnp.sum(flat[:, None] == jnp.arange(gate.shape[0]), axis=0, dtype=jnp.int32)
 
-    rows = _permute(jnp.repeat(x, chosen, axis=0), order)
-    out = grouped_ffn(rows, _permute(weights.reshape(-1), order), sizes, gate, up, down, numerics)
-    return jnp.sum(_permute(out, inverse).reshape(tokens, chosen, -1), axis=1)
+    rows, row_weights = _spread(x, order, inverse, chosen), _spread(weights.reshape(-1), order, inverse, 1)
+    return _collect(grouped_ffn(rows, row_weights, sizes, gate, up, down, numerics), order, inverse, chosen)
 
 
 def grouped_ffn(
@@ -74,6 +73,29 @@ def _stable_order(ids: Array, groups: int) -> Array:
 def _permute(rows: Array, order: Array) -> Array:
     # Unique indices make the gradient a plain permutation: no atomics, the same bits every time.
     return rows.at[order].get(unique_indices=True, mode="promise_in_bounds")
+
+
+def _spread_rows(x: Array, order: Array, inverse: Array, copies: int) -> Array:
+    """`copies` rows of each of x [N, ...], in the given order of the N * copies rows."""
+    return x.at[order // copies].get(mode="promise_in_bounds")
+
+
+def _collect_rows(rows: Array, order: Array, inverse: Array, copies: int) -> Array:
+    """The sum of each one's copies."""
+    return jnp.sum(_permute(rows, inverse).reshape(-1, copies, *rows.shape[1:]), axis=1)
+
+
+# Each is the other's transpose; told so, neither needs a scatter.
+_spread: Any = jax.custom_vjp(_spread_rows, nondiff_argnums=(3,))
+_spread.defvjp(
+    lambda x, order, inverse, copies: (_spread_rows(x, order, inverse, copies), (order, inverse)),
+    lambda copies, orders, cotangent: (_collect(cotangent, *orders, copies), None, None),
+)
+_collect: Any = jax.custom_vjp(_collect_rows, nondiff_argnums=(3,))
+_collect.defvjp(
+    lambda rows, order, inverse, copies: (_collect_rows(rows, order, inverse, copies), (order, inverse)),
+    lambda copies, orders, cotangent: (_spread(cotangent, *orders, copies), None, None),
+)
 
 
 # --------------------------------------------------------------------------------- plain feed-forward block
