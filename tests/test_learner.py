@@ -150,6 +150,7 @@ def test_update_equals_textbook_loss_gradient_and_adam(params, batch):
     assert int(state.step) == 1 and int(state.skipped) == 0
 
 
+@pytest.mark.slow
 def test_microbatches_change_nothing(params, batch):
     results = []
     for rows in (4, batch.tokens.shape[0]):

@@ -104,6 +104,7 @@ def off(found: Any, wanted: Any) -> float:
     return float(np.sqrt(squares[:, 0].sum() / squares[:, 1].sum()))
 
 
+@pytest.mark.slow
 def test_training_in_fp8_is_near_to_training_without() -> None:
     (logp, gradient), (plain_logp, plain_gradient) = trained(PARAMS, FP8), trained(PARAMS, ONE_DEVICE)
     # Values of three bits of fraction are off by 2^-4 at most, cotangents of two by 2^-3.

@@ -123,7 +123,7 @@ def test_loss_and_gradient_do_not_depend_on_any_mesh_of_eight(sizes: tuple[int, 
     check(sizes)
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 2, 4)])
+@pytest.mark.parametrize("sizes", [pytest.param((2, 2, 2), marks=pytest.mark.slow), (1, 2, 4)])
 def test_prefill_and_decoding_do_not_depend_on_the_mesh(sizes: tuple[int, ...]) -> None:
     """Slots over data, experts with all tokens on each of their devices, heads cut past the key-value heads."""
     axes = ("data", "expert", "tensor")
@@ -145,6 +145,7 @@ def test_prefill_and_decoding_do_not_depend_on_the_mesh(sizes: tuple[int, ...]) 
     assert tree_gap(found, expected) < 1e-5
 
 
+@pytest.mark.slow
 def test_logits_do_not_depend_on_the_mesh() -> None:
     cut = layout((2, 1, 1, 2, 2))
     tokens = random_tokens(CONFIG, 4, 8)

@@ -119,7 +119,13 @@ def assert_same(got: tuple[jax.Array, jax.Array], wanted: tuple[jax.Array, jax.A
     np.testing.assert_allclose(got[1], wanted[1], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(RECIPES))
+DEFAULT = {"sat_grpo", "sat_gspo", "dppo", "predictive_kl_agg", "gspo_tis", "kpop"}
+"""Recipes of every kind of ratio, radius, gate and reduction; the others are cut where slow tests are run."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in DEFAULT else pytest.mark.slow) for n in sorted(RECIPES)]
+)
 def test_cut_in_4_microbatches_over_8_devices(name: str) -> None:
     objective, given = over_the_update(RECIPES[name]()), evidence()
     whole = update(objective, given, 1)
