@@ -14,7 +14,9 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 
 from jaxrl_sat.metrics import replace_file
@@ -123,6 +125,7 @@ class Checkpointer:
         )
         try:
             with ocp.PyTreeCheckpointer() as reader:
+                _check_shapes(reader.metadata(self._folder(step) / "state"), abstract)
                 found = reader.restore(self._folder(step) / "state", args=arguments)
         except Exception as error:  # a damaged file raises whatever the reader of its part raises
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
@@ -175,6 +178,21 @@ class Checkpointer:
                 self.wait()
         finally:
             self._manager.close()
+
+
+def _check_shapes(metadata: Any, abstract: Params) -> None:
+    """Raise ValueError where the parameters written are others than those asked for."""
+    written = {
+        jax.tree_util.keystr(path): (tuple(leaf.shape), str(leaf.dtype))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(metadata.item_metadata.tree["params"])
+    }
+    asked = {
+        jax.tree_util.keystr(path): (tuple(leaf.shape), str(leaf.dtype))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(abstract)
+    }
+    for name in sorted(written.keys() | asked.keys()):
+        if written.get(name) != asked.get(name):
+            raise ValueError(f"{name} is {written.get(name)} there, the run's model has {asked.get(name)}")
 
 
 def _crc32(file: Path) -> int:

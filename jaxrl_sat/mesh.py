@@ -157,4 +157,7 @@ def _check_cuts(name: str, sizes: Mapping[str, int], rules: Rules, model_config:
             shared = dimension == "kv_heads" and ways % size == 0
             if size % ways and not shared:
                 keys = " x ".join(f"mesh.{name}.{axis}" for axis in cut if sizes[axis] > 1)
-                raise InputError(f"{keys}: {ways}; allowed: a divisor of {size}, the model's {dimension} dimension")
+                allowed = "a divisor or a multiple" if dimension == "kv_heads" else "a divisor"
+                raise InputError(f"{keys}: {ways}; allowed: {allowed} of {size}, the model's {dimension} dimension")
+    if name == "sampler" and not model_config.num_sparse_layers and sizes["expert"] > 1:
+        raise InputError(f"mesh.sampler.expert: {sizes['expert']}; allowed: 1, as the model has no experts")

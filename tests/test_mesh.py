@@ -93,3 +93,12 @@ def test_key_value_heads_are_shared_where_they_are_fewer() -> None:
     config = model.ModelConfig.from_hf(TINY)
     assert (config.num_attention_heads, config.num_key_value_heads) == (4, 2)
     mesh.check_fits(run(tensor=4), config)
+
+
+def test_experts_are_spread_where_there_are_some() -> None:
+    plain = {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"}
+    dense = {name: value for name, value in TINY.items() if name not in plain} | {"model_type": "qwen3"}
+    config = flagship()
+    config.mesh.sampler.expert = 2
+    with pytest.raises(InputError, match=r"^mesh\.sampler\.expert: 2; allowed: 1, as the model has no experts"):
+        mesh.check_fits(from_config_dict(config), model.ModelConfig.from_hf(dense))

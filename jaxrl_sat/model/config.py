@@ -116,6 +116,15 @@ def _validate(config: ModelConfig) -> None:
             f"model config: num_experts_per_tok is {config.num_experts_per_tok}; "
             f"it must be at most the number of experts ({config.num_experts})"
         )
+    if config.num_hidden_layers > MAX_LAYERS:
+        raise InputError(f"model config: num_hidden_layers is {config.num_hidden_layers}; at most {MAX_LAYERS} allowed")
+    ends = config.eos_token_id if isinstance(config.eos_token_id, tuple) else (config.eos_token_id,)
+    for end in ends:
+        if end is not None and not 0 <= end < config.vocab_size:
+            raise InputError(
+                f"model config: eos_token_id names word {end}, at which no response could stop; "
+                f"words are 0 to {config.vocab_size - 1}"
+            )
     for layer in config.mlp_only_layers:
         if not 0 <= layer < config.num_hidden_layers:
             raise InputError(
@@ -125,7 +134,11 @@ def _validate(config: ModelConfig) -> None:
 
 # ------------------------------------------------------------------------------------------------ config.json
 
-_MODEL_TYPES = ("qwen3", "qwen3_moe", "llama")
+_MODEL_TYPES = {"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "llama": "LlamaForCausalLM"}
+"""Each model type, and the architecture that makes a language model of it."""
+
+MAX_LAYERS = 1000
+"""More layers than any model has: such a number is a mistake, and would take for ever to list."""
 
 # Fields that must have one of these values (or be absent): any other changes the mathematics in a way not built here.
 _FIXED: dict[str, tuple[Any, ...]] = {
@@ -174,6 +187,12 @@ def _from_hf(fields: Mapping[str, Any]) -> ModelConfig:
         if fields.get(name, allowed[0]) not in allowed:
             raise InputError(f"config.json: {name} is {fields[name]!r}; only {allowed[0]!r} is supported")
     _refuse_sliding(fields)
+    architectures = fields.get("architectures")
+    if architectures not in (None, [], [_MODEL_TYPES[model_type]]):
+        raise InputError(
+            f"config.json: architectures is {architectures!r}; supported for a {model_type} model is "
+            f"{[_MODEL_TYPES[model_type]]}"
+        )
     required = [*_REQUIRED, *(("num_experts_per_tok", "moe_intermediate_size") if sparse else ("intermediate_size",))]
     if model_type != "llama" and "num_key_value_heads" not in fields:
         required.append("num_key_value_heads")
@@ -233,9 +252,12 @@ def _default_head_dim(fields: Mapping[str, Any]) -> int:
 
 
 def _refuse_sliding(fields: Mapping[str, Any]) -> None:
-    for kind in fields.get("layer_types") or ():
+    kinds = fields.get("layer_types")
+    for kind in kinds if isinstance(kinds, list) else ():
         if kind != "full_attention":
             raise InputError(f"config.json: layer_types holds {kind!r}; only 'full_attention' is supported")
+    if kinds is not None and not (isinstance(kinds, list) and len(kinds) == fields.get("num_hidden_layers")):
+        raise InputError(f"config.json: layer_types is {kinds!r}; it must be a list with an entry a layer")
     # Qwen3 states a window that only use_sliding_window would put to use; Llama has no such switch.
     if fields.get("sliding_window") is not None and fields["model_type"] == "llama":
         raise InputError(f"config.json: sliding_window is {fields['sliding_window']!r}; only null is supported")
@@ -273,10 +295,9 @@ def _rope_theta(fields: Mapping[str, Any]) -> Any:
 
 def _to_hf(config: ModelConfig) -> dict[str, Any]:
     model_type = "qwen3_moe" if config.num_experts else "qwen3" if config.qk_norm else "llama"
-    names = {"qwen3_moe": "Qwen3MoeForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
     if config.num_experts and not config.qk_norm:
         raise InputError("model config: qk_norm is False with experts; no Hugging Face model type has both")
-    out: dict[str, Any] = {"architectures": [names[model_type]], "model_type": model_type, "hidden_act": "silu"}
+    out: dict[str, Any] = {"architectures": [_MODEL_TYPES[model_type]], "model_type": model_type, "hidden_act": "silu"}
     for name in (*_PLAIN, "attention_bias", *(("num_experts", *_MOE_ONLY) if config.num_experts else ())):
         value = getattr(config, name)
         out[name] = list(value) if isinstance(value, tuple) else value

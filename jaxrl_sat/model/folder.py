@@ -70,8 +70,8 @@ class Folder:
         if not self.has(name):
             raise InputError(f"{self.of(name)} does not exist; a model folder needs it")
         try:
-            fields = json.loads(self.read(name).decode("utf-8"))
-        except ValueError as error:
+            fields = json.loads(self.read(name).decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{self.of(name)} is not JSON: {_line(error)}") from None
         if not isinstance(fields, dict):
             raise InputError(f"{self.of(name)} holds {type(fields).__name__}; it must be a JSON object")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ def export(workdir: Path, out: str, step: int | None = None) -> int:
 
     Raises `InputError` where `workdir` is not a run's, the checkpoint is not there, or `out` cannot be written.
     """
+    _check_out(workdir, out)
     run = _run_config(workdir / "config.json")
     source = str(run["model"]["path"])
     config = sources.read_model_config(source)
@@ -49,10 +51,25 @@ def export(workdir: Path, out: str, step: int | None = None) -> int:
     return step
 
 
+def _check_out(workdir: Path, out: str) -> None:
+    """Refuse, by `InputError`, an `out` that holds a run: its config.json would be replaced."""
+    folder = Folder(out)
+    try:
+        fields = folder.read_json("config.json") if folder.exists() and folder.has("config.json") else {}
+    except InputError:
+        fields = {}
+    here = Path(out).resolve()
+    if {"recipe", "updates"} <= fields.keys() or here == workdir.resolve() or workdir.resolve() in here.parents:
+        raise InputError(f"--out: {out} is or lies in the work folder of a run; allowed: a folder of its own")
+
+
 def _run_config(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {"model": {name: found["model"][name] for name in ("path", "dtype")}}
+        model_of = {name: found["model"][name] for name in ("path", "dtype")}
+        if model_of["dtype"] not in ("float32", "bfloat16"):
+            raise ValueError(f"model.dtype is {model_of['dtype']!r}")
+        return {"model": model_of}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"--workdir: {path} is not a run's ({error}); allowed: the work folder of a run") from error
 
@@ -68,15 +85,18 @@ def _copy_small_files(folder: Path, out: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of what is meant: nothing is written there
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], exit_on_error=False)
     parser.add_argument("--workdir", type=Path, required=True, help="work folder of the run")
     parser.add_argument("--out", required=True, help="folder of the model, or an address that fsspec opens")
     parser.add_argument("--step", type=int, help="updates done at the checkpoint; default: the newest")
-    given = parser.parse_args(arguments)
     try:
+        given = parser.parse_args(arguments)
+        if not given.out or not str(given.workdir).strip("."):
+            raise InputError("--workdir and --out: empty; allowed: the folder of a run, and one for the model")
         out = given.out if is_address(given.out) else str(Path(given.out).expanduser())
         step = export(given.workdir.expanduser(), out, given.step)
-    except InputError as error:
+    except (InputError, argparse.ArgumentError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     print(f"model after {step} updates written to {out}")

@@ -52,6 +52,8 @@ def test_the_model_of_a_checkpoint_comes_back(run: Path, tmp_path: Path, argumen
     ("workdir", "arguments", "words"),
     [
         ("", ["--step=4"], "checkpoint 4: not in "),
+        ("", ["--step=x"], "invalid int value"),
+        ("", ["--out="], "--out: empty"),
         ("start", [], "is not a run's"),
         ("nowhere", [], "is not a run's"),
     ],
@@ -62,3 +64,23 @@ def test_what_is_not_there_is_named(
     assert export_hf.main([f"--workdir={run / workdir}", f"--out={tmp_path / 'model'}", *arguments]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("inside", ["", "checkpoints/model"])
+def test_a_run_is_not_written_over(run: Path, capsys: pytest.CaptureFixture, inside: str) -> None:
+    before = (run / "config.json").read_bytes()
+    assert export_hf.main([f"--workdir={run}", f"--out={run / inside}"]) == 2
+    assert "is or lies in the work folder of a run" in capsys.readouterr().err
+    assert (run / "config.json").read_bytes() == before and not (run / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("change", "words"), [({"dtype": "int8"}, "int8"), ({"dtype": "float32"}, "bfloat16")])
+def test_a_run_whose_config_was_changed_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture, change: dict, words: str
+) -> None:
+    shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
+    found = json.loads((run / "config.json").read_text())["model"] | change
+    (tmp_path / "config.json").write_text(json.dumps({"model": found}))
+    assert export_hf.main([f"--workdir={tmp_path}", "--out=/tmp/never_made_by_export"]) == 2
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert len(errors) == 1 and words in errors[0]
