@@ -320,6 +320,7 @@ def main() -> None:
     for name in [arguments.only] if arguments.only else list(works):
         figures, report[name] = measured(name, works[name], arguments)
         report["figures"] += figures
+        say(json.dumps(figures))
     print(json.dumps(report))
 
 
