@@ -4,12 +4,12 @@ The three formulations compute the same, and each runs on every platform:
 
     row_blocks     CPU: a loop over blocks of rows, each of one expert, through the whole feed-forward block
     padded_blocks  GPU: groups padded to whole blocks, one batched matmul with the weights of each block
-    ragged         TPU: `jax.lax.ragged_dot` (elsewhere XLA lowers it to a dense product with every expert)
+    ragged         TPU: `jax.lax.ragged_dot` (elsewhere XLA lowers it to a dense product with every expert), and a
+                   Pallas kernel of megablox for the gradient of the weights
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -265,9 +265,29 @@ def _ragged_matmul(rows: Array, weights: Array, sizes: Array) -> Array:
 
 
 def _ragged_outer(left: Array, right: Array, sizes: Array) -> Array:
-    weights = jax.ShapeDtypeStruct((sizes.shape[0], left.shape[1], right.shape[1]), left.dtype)
-    (product,) = jax.linear_transpose(functools.partial(_ragged_matmul, left, sizes=sizes), weights)(right)
-    return product
+    # XLA lowers this product of ragged_dot to a dense one over every expert on TPU too, where a Pallas kernel has it.
+    return jax.lax.platform_dependent(left, right, sizes, tpu=tpu_outer, default=_ragged_dot_outer)
+
+
+def _ragged_dot_outer(left: Array, right: Array, sizes: Array) -> Array:
+    numbers = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+    return jax.lax.ragged_dot_general(left, right, sizes, numbers, precision=precision(left.dtype))
+
+
+TILE = 512, 1024, 1024
+"""Rows, and elements of either side, that the kernel takes at once."""
+
+
+def tpu_outer(left: Array, right: Array, sizes: Array, interpret: bool = False) -> Array:
+    """Sum of outer products over each expert's rows, by megablox's kernel; rows are filled up to whole tiles."""
+    # Imported where it is used: a machine without TPU needs no Pallas for it.
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
+
+    extent = (*left.shape, right.shape[1])
+    rows, *wide = (min(limit, -(-size // 128) * 128) for limit, size in zip(TILE, extent, strict=True))
+    left, right = (jnp.pad(x, ((0, -x.shape[0] % rows), (0, 0))) for x in (left, right))
+    with jax.default_matmul_precision("highest" if left.dtype == jnp.float32 else "default"):
+        return tgmm(left.T, right, sizes, left.dtype, (rows, *wide), interpret=interpret)
 
 
 padded_blocks = _of_products(_padded_blocks_matmul, _padded_blocks_outer)
