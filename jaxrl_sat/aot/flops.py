@@ -58,8 +58,24 @@ def _times(name: str, params: dict[str, Any]) -> float:
     if name == "shard_map":
         return float(params["mesh"].size)
     if name == "pallas_call":
-        return math.prod(params["grid_mapping"].grid) * (CAUSAL if "splash" in str(params.get("name")) else 1.0)
+        return _steps(params["grid_mapping"]) * (CAUSAL if "splash" in str(params.get("name")) else 1.0)
     return 1.0
+
+
+def _steps(mapping: Any) -> int:
+    """Steps of a kernel's grid. A length known only at run time is taken as the most blocks along any operand's side:
+    in a grouped product those of its rows.
+    """
+    known = [size for size in mapping.grid if isinstance(size, int)]
+    if len(known) == len(mapping.grid):
+        return math.prod(known)
+    sides = [
+        -(-size // getattr(block, "block_size", block))
+        for operand in mapping.block_mappings
+        for size, block in zip(operand.array_aval.shape, operand.block_shape, strict=True)
+        if isinstance(block, int) or hasattr(block, "block_size")  # a side without is taken one by one: the groups
+    ]
+    return max(sides) * math.prod(known)
 
 
 def _inner(params: dict[str, Any]) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_sat.aot import flops
 from jaxrl_sat.layout import Layout
-from jaxrl_sat.model import attention_kernels
+from jaxrl_sat.model import attention_kernels, dispatch
 
 
 def operations(function: Any, *shapes: tuple[int, ...], devices: int = 1, platform: str = "tpu") -> float:
@@ -72,4 +72,13 @@ def test_causal_attention_computes_half_its_grid() -> None:
         segments = jnp.ones((1, 256), jnp.int32)
         return attention_kernels.attend(q, k, v, segments, segments, jnp.int32(0), 1, "splash", 0)
 
-    assert operations(attend, (1, 256, 2, 128), (1, 256, 1, 128), (1, 256, 1, 128)) == 4 * 256 * 256 / 2 * 2 * 128
+    given = [jax.ShapeDtypeStruct((1, 256, heads, 128), jnp.bfloat16) for heads in (2, 1, 1)]
+    found = flops.operations(jax.jit(attend).trace(*given).jaxpr, 1)
+    assert found == 4 * 256 * 256 / 2 * 2 * 128
+
+
+def test_a_kernel_whose_grid_follows_from_the_data_counts_its_rows() -> None:
+    """megablox's product of rows by group: 1024 rows of 128 and 256 numbers, in 3 groups."""
+    given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1024, 128), (1024, 256))]
+    traced = jax.jit(dispatch.tpu_outer).trace(*given, jax.ShapeDtypeStruct((3,), jnp.int32))
+    assert flops.operations(traced.jaxpr, 1) == 2 * 1024 * 128 * 256
