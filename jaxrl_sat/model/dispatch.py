@@ -280,7 +280,7 @@ TILE = 512, 1024, 1024
 
 def tpu_outer(left: Array, right: Array, sizes: Array, interpret: bool = False) -> Array:
     """Sum of outer products over each expert's rows, by megablox's kernel; rows are filled up to whole tiles."""
-    # Imported where it is used: a machine without TPU needs no Pallas for it.
+    # Imported when a sparse layer is first traced: loading Pallas takes a second that no other program need spend.
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
     extent = (*left.shape, right.shape[1])
