@@ -107,7 +107,7 @@ def matrix_axes(config: ModelConfig) -> Params:
     """Which axes of a weight are its input and which its output, for Muon; None for what is not a plain matrix."""
 
     def split(axes: tuple[str, ...]) -> optax.contrib.MuonDimensionNumbers | None:
-        own = [i for i, name in enumerate(axes) if name not in ("layers", "experts")]
+        own = [i for i, name in enumerate(axes) if name not in ("layers", "experts", "choices")]
         if len(own) < 2 or "vocab" in axes:
             return None
         inputs = 1 if axes[own[0]] == "embed" else len(own) - 1
