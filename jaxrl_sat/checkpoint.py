@@ -182,14 +182,13 @@ class Checkpointer:
 
 def _check_shapes(metadata: Any, abstract: Params) -> None:
     """Raise ValueError where the parameters written are others than those asked for."""
-    written = {
-        jax.tree_util.keystr(path): (tuple(leaf.shape), str(leaf.dtype))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(metadata.item_metadata.tree["params"])
-    }
-    asked = {
-        jax.tree_util.keystr(path): (tuple(leaf.shape), str(leaf.dtype))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(abstract)
-    }
+    written, asked = (
+        {
+            jax.tree_util.keystr(path): (tuple(leaf.shape), str(leaf.dtype))
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for tree in (metadata.item_metadata.tree["params"], abstract)
+    )
     for name in sorted(written.keys() | asked.keys()):
         if written.get(name) != asked.get(name):
             raise ValueError(f"{name} is {written.get(name)} there, the run's model has {asked.get(name)}")

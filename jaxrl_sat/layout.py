@@ -111,12 +111,12 @@ class Layout:
 
     def total(self, x: Any, *cuts: Cut) -> Any:
         """Summed over the devices that hold the other pieces."""
-        axes = tuple(axis for cut in cuts for axis in _names(cut))
+        axes = _names(*cuts)
         return jax.lax.psum(x, axes) if axes else x
 
     def largest(self, x: Any, *cuts: Cut) -> Any:
         """The largest over the devices that hold the other pieces. No gradient passes."""
-        axes = tuple(axis for cut in cuts for axis in _names(cut))
+        axes = _names(*cuts)
         return jax.lax.pmax(jax.lax.stop_gradient(x), axes) if axes else x
 
     def index(self, cut: Cut) -> Array:
@@ -145,5 +145,5 @@ def put(x: Any, sharding: NamedSharding) -> Array:
     return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
-def _names(cut: Cut) -> tuple[str, ...]:
-    return (cut,) if isinstance(cut, str) else cut or ()
+def _names(*cuts: Cut) -> tuple[str, ...]:
+    return tuple(axis for cut in cuts for axis in ((cut,) if isinstance(cut, str) else cut or ()))

@@ -50,6 +50,9 @@ SAMPLER_RULES: Rules = {
 }
 
 
+RULES: Mapping[str, Rules] = {"trainer": TRAINER_RULES, "sampler": SAMPLER_RULES}
+
+
 @dataclasses.dataclass(frozen=True)
 class Meshes:
     """Both meshes. `colocated`: they are the same device, so training and sampling take turns."""
@@ -121,8 +124,7 @@ def device_mesh(side: str, sizes: Mapping[str, int], devices: Sequence[Any]) -> 
 def abstract_layout(config: RunConfig, side: str) -> Layout:
     """The layout of "trainer" or "sampler" without its devices: enough for specs."""
     sizes = axes(config)[side]
-    rules = {"trainer": TRAINER_RULES, "sampler": SAMPLER_RULES}[side]
-    return Layout.of(AbstractMesh(tuple(sizes.values()), tuple(sizes)), rules)
+    return Layout.of(AbstractMesh(tuple(sizes.values()), tuple(sizes)), RULES[side])
 
 
 def check_fits(config: RunConfig, model_config: model.ModelConfig) -> None:
@@ -139,7 +141,7 @@ def check_fits(config: RunConfig, model_config: model.ModelConfig) -> None:
     for name in ("load_balance_coef", "router_z_coef"):
         if getattr(config.loss, name) and not model_config.num_sparse_layers:
             raise InputError(f"loss.{name}: {getattr(config.loss, name)}; allowed: 0, as the model has no experts")
-    for name, rules in (("trainer", TRAINER_RULES), ("sampler", SAMPLER_RULES)):
+    for name, rules in RULES.items():
         _check_cuts(name, axes(config)[name], rules, model_config)
 
 

@@ -35,12 +35,12 @@ def experts(
     """y[n] = sum_j weights[n, j] * down_e(silu(gate_e(x[n])) * up_e(x[n])), e = expert_ids[n, j]."""
     tokens, chosen = expert_ids.shape
     flat = expert_ids.reshape(-1)
-    order = saved(_stable_order(flat, gate.shape[0]), ROUTING)
-    inverse = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
+    order = saved(stable_order(flat, gate.shape[0] + 1), ROUTING)  # those of no expert have a number past the last
+    inverse = inverse_of(order)
     sizes = jnp.sum(flat[:, None] == jnp.arange(gate.shape[0]), axis=0, dtype=jnp.int32)
 
     rows, row_weights = _spread(x, order, inverse, chosen), _spread(weights.reshape(-1), order, inverse, 1)
-    return _collect(grouped_ffn(rows, row_weights, sizes, gate, up, down, numerics), order, inverse, chosen)
+    return collect(grouped_ffn(rows, row_weights, sizes, gate, up, down, numerics), order, inverse, chosen)
 
 
 def grouped_ffn(
@@ -63,14 +63,20 @@ def grouped_ffn(
     return grouped_product(blocks.hidden(gated, lifted, row_weights), down, sizes)
 
 
-def _stable_order(ids: Array, groups: int) -> Array:
+def stable_order(ids: Array, groups: int) -> Array:
     """`argsort(ids)`, as a sort of one integer key, several times faster, where (id, place) fits in one."""
     if ids.size * groups >= 2**31:
         return jnp.argsort(ids)
     return jnp.sort(ids * ids.size + jnp.arange(ids.size, dtype=jnp.int32)) % ids.size
 
 
-def _permute(rows: Array, order: Array) -> Array:
+def inverse_of(order: Array) -> Array:
+    """The permutation that puts back what `order` has permuted."""
+    return jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
+
+
+def permute(rows: Array, order: Array) -> Array:
+    """`rows[order]`, where `order` is a permutation."""
     # Unique indices make the gradient a plain permutation: no atomics, the same bits every time.
     return rows.at[order].get(unique_indices=True, mode="promise_in_bounds")
 
@@ -82,17 +88,17 @@ def _spread_rows(x: Array, order: Array, inverse: Array, copies: int) -> Array:
 
 def _collect_rows(rows: Array, order: Array, inverse: Array, copies: int) -> Array:
     """The sum of each one's copies."""
-    return jnp.sum(_permute(rows, inverse).reshape(-1, copies, *rows.shape[1:]), axis=1)
+    return jnp.sum(permute(rows, inverse).reshape(-1, copies, *rows.shape[1:]), axis=1)
 
 
 # Each is the other's transpose; told so, neither needs a scatter.
 _spread: Any = jax.custom_vjp(_spread_rows, nondiff_argnums=(3,))
 _spread.defvjp(
     lambda x, order, inverse, copies: (_spread_rows(x, order, inverse, copies), (order, inverse)),
-    lambda copies, orders, cotangent: (_collect(cotangent, *orders, copies), None, None),
+    lambda copies, orders, cotangent: (collect(cotangent, *orders, copies), None, None),
 )
-_collect: Any = jax.custom_vjp(_collect_rows, nondiff_argnums=(3,))
-_collect.defvjp(
+collect: Any = jax.custom_vjp(_collect_rows, nondiff_argnums=(3,))
+collect.defvjp(
     lambda rows, order, inverse, copies: (_collect_rows(rows, order, inverse, copies), (order, inverse)),
     lambda copies, orders, cotangent: (_spread(cotangent, *orders, copies), None, None),
 )

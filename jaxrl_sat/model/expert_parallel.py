@@ -42,16 +42,16 @@ def experts(
         out = _exchanged(x, expert_ids, weights, gate, up, down, piece)
         return layout.total(out, piece.expert_mlp)
     if cut is not None:
-        x, expert_ids, weights = _own(x, expert_ids, weights, gate.shape[0], layout.index(cut))
+        expert_ids, weights = _own(expert_ids, weights, gate.shape[0], layout.index(cut))
     out = dispatch.experts(x, expert_ids, weights, gate, up, down, piece.numerics)
     return layout.total(out, cut, piece.expert_mlp)
 
 
-def _own(x: Array, expert_ids: Array, weights: Array, local: int, index: Array) -> tuple[Array, Array, Array]:
+def _own(expert_ids: Array, weights: Array, local: int, index: Array) -> tuple[Array, Array]:
     """The choices that fall on experts of device `index`, numbered from 0; the others weigh nothing."""
     own = expert_ids - index * local
     mine = (own >= 0) & (own < local)
-    return x, jnp.where(mine, own, local), jnp.where(mine, weights, 0)
+    return jnp.where(mine, own, local), jnp.where(mine, weights, 0)
 
 
 class _Plan(NamedTuple):
@@ -69,14 +69,13 @@ class _Plan(NamedTuple):
 def _plan(expert_ids: Array, local: int, layout: Layout, cut: Cut) -> _Plan:
     ways = layout.ways(cut)
     flat = expert_ids.reshape(-1)
-    order = dispatch._stable_order(flat, local * ways)
-    place_of = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
+    order = dispatch.stable_order(flat, local * ways)
     counts = jnp.sum(flat[:, None] // local == jnp.arange(ways), axis=0, dtype=jnp.int32)
     room = min(order.size, math.ceil(ROOM * order.size / ways))
     rounds = -(-jnp.max(counts) // room)
     # Every device of the mesh goes as often as the slowest, not only those it exchanges with: one order of collectives.
     rounds = layout.largest(rounds, tuple(layout.mesh.axis_names) if layout.mesh is not None else None)
-    return _Plan(order, place_of, flat[order], jnp.cumsum(counts) - counts, counts, rounds, room)
+    return _Plan(order, dispatch.inverse_of(order), flat[order], jnp.cumsum(counts) - counts, counts, rounds, room)
 
 
 def _swap(x: Any, cut: Cut) -> Any:
@@ -97,7 +96,7 @@ def _parcel(plan: _Plan, index: Array, local: int) -> _Parcel:
     real = nth < plan.counts[:, None]
     place = jnp.where(real, plan.starts[:, None] + nth, plan.expert.size).reshape(-1)
     first = jnp.repeat(jnp.arange(ways) * local, plan.room)
-    expert = jnp.where(real.reshape(-1), plan.expert.at[place].get(mode="fill", fill_value=0) - first, local)
+    expert = jnp.where(real.reshape(-1), _take(plan.expert, place) - first, local)
     return _Parcel(place, expert)
 
 
@@ -106,11 +105,11 @@ def _serve(
 ) -> Float[Array, "S D"]:
     """The experts of this device on rows that were sent to it, in the order they came."""
     local = gate.shape[0]
-    order = dispatch._stable_order(expert, local + 1)
-    inverse = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
+    order = dispatch.stable_order(expert, local + 1)
     sizes = jnp.sum(expert[:, None] == jnp.arange(local), axis=0, dtype=jnp.int32)
-    rows, weights = dispatch._permute(rows, order), dispatch._permute(weights, order)
-    return dispatch._permute(dispatch.grouped_ffn(rows, weights, sizes, gate, up, down, numerics), inverse)
+    rows, weights = dispatch.permute(rows, order), dispatch.permute(weights, order)
+    out = dispatch.grouped_ffn(rows, weights, sizes, gate, up, down, numerics)
+    return dispatch.permute(out, dispatch.inverse_of(order))
 
 
 def _take(rows: Array, place: Array) -> Array:
@@ -128,19 +127,13 @@ def _primal(x: Array, expert_ids: Array, weights: Array, gate: Array, up: Array,
 
     def once(index: Array, out: Array) -> Array:
         parcel = _parcel(plan, index, local)
-        token = plan.row_of.at[parcel.place].get(mode="fill", fill_value=0) // chosen
+        token = _take(plan.row_of, parcel.place) // chosen
         rows, row_weights, expert = _swap((x[token], _take(by_place, parcel.place), parcel.expert), cut)
         answer = _serve(rows, row_weights, gate, up, down, expert, piece.numerics)
         return _put(out, parcel.place, _swap(answer, cut))
 
     out = jax.lax.fori_loop(0, plan.rounds, once, jnp.zeros((plan.row_of.size, x.shape[1]), x.dtype))
-    return _by_token(out, plan, x)
-
-
-def _by_token(rows: Array, plan: _Plan, x: Array) -> Array:
-    """Sums the rows of each token."""
-    spread = rows[plan.place_of].reshape(x.shape[0], -1, x.shape[1])
-    return jnp.sum(spread, axis=1, dtype=jnp.float32).astype(x.dtype)
+    return dispatch.collect(out, plan.row_of, plan.place_of, chosen)
 
 
 def _forward(x: Array, expert_ids: Array, weights: Array, gate: Array, up: Array, down: Array, piece: Piece):
@@ -158,7 +151,7 @@ def _backward(piece: Piece, kept: tuple[Array, ...], cotangent: Array):
     def once(index: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         d_rows, d_weights, *d_experts = carry
         parcel = _parcel(plan, index, local)
-        token = plan.row_of.at[parcel.place].get(mode="fill", fill_value=0) // chosen
+        token = _take(plan.row_of, parcel.place) // chosen
         sent = (x[token], _take(by_place, parcel.place), cotangent[token], parcel.expert)
         rows, row_weights, row_cotangents, expert = _swap(sent, cut)
         serve: Callable[..., Array] = functools.partial(_serve, expert=expert, numerics=piece.numerics)
@@ -172,7 +165,8 @@ def _backward(piece: Piece, kept: tuple[Array, ...], cotangent: Array):
     empty = (*zeros, *(jnp.zeros(weight.shape, jnp.float32) for weight in (gate, up, down)))
     d_rows, d_weights, *d_experts = jax.lax.fori_loop(0, plan.rounds, once, empty)
     d_gate, d_up, d_down = (d.astype(gate.dtype) for d in d_experts)
-    return _by_token(d_rows, plan, x), None, d_weights[plan.place_of].reshape(weights.shape), d_gate, d_up, d_down
+    d_x = dispatch.collect(d_rows, plan.row_of, plan.place_of, chosen)
+    return d_x, None, d_weights[plan.place_of].reshape(weights.shape), d_gate, d_up, d_down
 
 
 _exchanged: Any = jax.custom_vjp(_primal, nondiff_argnums=(6,))

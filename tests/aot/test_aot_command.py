@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_sat.aot import topology
 from jaxrl_sat.aot.__main__ import main
 from jaxrl_sat.report import aot_table
 from tests.run_configs import CONFIGS, model_folder
@@ -52,7 +52,7 @@ ANSWER = {
 }
 
 
-@pytest.mark.skipif(topology.importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed")
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed")
 def test_the_command_compiles(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, head_dim=128)
     command = [sys.executable, "-m", "jaxrl_sat.aot", f"--config={FLAGSHIP}:cpu", "--topology=v5e:2x2"]

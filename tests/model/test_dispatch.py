@@ -127,7 +127,7 @@ def test_order_is_a_stable_argsort(groups: int) -> None:
     """With 2^30 groups (id, place) does not fit in one integer."""
     ids = jnp.asarray(np.random.default_rng(1).integers(0, 7, 50), jnp.int32)
     expected = np.argsort(np.asarray(ids), kind="stable")
-    np.testing.assert_array_equal(dispatch._stable_order(ids, groups), expected)
+    np.testing.assert_array_equal(dispatch.stable_order(ids, groups), expected)
 
 
 def lowered(platform: str) -> str:
