@@ -272,6 +272,9 @@ def _ragged_matmul(rows: Array, weights: Array, sizes: Array) -> Array:
 
 def _ragged_outer(left: Array, right: Array, sizes: Array) -> Array:
     # XLA lowers this product of ragged_dot to a dense one over every expert on TPU too, where a Pallas kernel has it.
+    # Every platform's alternative is traced, and the kernel refuses other dtypes when it is.
+    if left.dtype not in (jnp.bfloat16, jnp.float32):
+        return _ragged_dot_outer(left, right, sizes)
     return jax.lax.platform_dependent(left, right, sizes, tpu=tpu_outer, default=_ragged_dot_outer)
 
 
