@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_sat.model.ops import einsum
+from jaxrl_sat.model.ops import einsum, saved
 
 Rope = tuple[Float[Array, "B T half"], Float[Array, "B T half"]]
 
 # Queries are taken in chunks, each against its causal prefix of the keys. There are at most MAX_PREFIXES prefixes, so
 # that a long row does not unroll into hundreds of programs; inside one prefix the chunks run in a loop.
-QUERY_CHUNK = 128
+QUERY_CHUNK = 64
 MAX_PREFIXES = 8
 
 
@@ -38,21 +40,10 @@ def attend_segments(
 ) -> Float[Array, "B T H hd"]:
     """Causal attention inside each segment: row t sees s <= t of the same segment. Softmax in float32.
 
-    Never holds [T, T] for more than QUERY_CHUNK queries; the chunks are recomputed in the backward pass.
+    Never holds scores of more than QUERY_CHUNK queries. For the backward pass only the output and the log of each
+    query's normaliser are kept (Dao et al. 2022, arXiv:2205.14135, Algorithms 2 and 4).
     """
-    batch, length, heads, head_dim = q.shape
-    q = q.reshape(batch, length, k.shape[2], heads // k.shape[2], head_dim)
-    if length <= QUERY_CHUNK:
-        return _attend_prefix(q, k, v, segment_ids, segment_ids, 0).reshape(batch, length, heads, head_dim)
-
-    chunks = -(-length // QUERY_CHUNK)
-    chunks_per_prefix = -(-chunks // MAX_PREFIXES)
-    outs = []
-    for start in range(0, length, chunks_per_prefix * QUERY_CHUNK):
-        stop = min(start + chunks_per_prefix * QUERY_CHUNK, length)
-        prefix = (k[:, :stop], v[:, :stop], segment_ids[:, :stop])
-        outs.append(_attend_chunks(q[:, start:stop], *prefix, segment_ids[:, start:stop], start))
-    return jnp.concatenate(outs, axis=1).reshape(batch, length, heads, head_dim)
+    return _grouped(_Plan.of_row(q.shape[1]), q, k, v, segment_ids, segment_ids, jnp.int32(0))
 
 
 def attend_segments_from(
@@ -64,42 +55,144 @@ def attend_segments_from(
     start: Int[Array, ""],
 ) -> Float[Array, "B Q H hd"]:
     """The same for queries start, start + 1, ... of the row alone, against all of its keys."""
+    return _grouped(_Plan.of_piece(q.shape[1], k.shape[1]), q, k, v, q_segments, k_segments, start)
+
+
+class _Plan(tuple[tuple[int, int, int, int], ...]):
+    """Runs of equal chunks: (first query, end of the queries, queries a chunk, keys in sight), in order."""
+
+    @classmethod
+    def of_row(cls, length: int) -> _Plan:
+        chunks = -(-length // QUERY_CHUNK)
+        size = -(-chunks // MAX_PREFIXES) * QUERY_CHUNK
+        ends = [min(first + size, length) for first in range(0, length, size)]
+        return cls(run for first, end in zip([0, *ends], ends, strict=False) for run in cls._runs(first, end, end))
+
+    @classmethod
+    def of_piece(cls, queries: int, keys: int) -> _Plan:
+        return cls(cls._runs(0, queries, keys))
+
+    @staticmethod
+    def _runs(first: int, end: int, keys: int) -> list[tuple[int, int, int, int]]:
+        whole = first + (end - first) // QUERY_CHUNK * QUERY_CHUNK
+        runs = [(first, whole, QUERY_CHUNK, keys), (whole, end, end - whole, keys)]
+        return [run for run in runs if run[0] < run[1]]
+
+
+def _grouped(
+    plan: _Plan, q: Array, k: Array, v: Array, q_segments: Array, k_segments: Array, start: Int[Array, ""]
+) -> Float[Array, "B Q H hd"]:
+    """Heads first, so that every product is one of two plain matrices for each key head and row."""
     batch, length, heads, head_dim = q.shape
-    q = q.reshape(batch, length, k.shape[2], heads // k.shape[2], head_dim)
-    return _attend_chunks(q, k, v, k_segments, q_segments, start).reshape(batch, length, heads, head_dim)
+    grouped = q.reshape(batch, length, k.shape[2], heads // k.shape[2], head_dim).transpose(0, 2, 3, 1, 4)
+    k, v = (x.swapaxes(1, 2) for x in (k, v))
+    out: Array = _attention(plan, grouped * head_dim**-0.5, k, v, q_segments, k_segments, start)
+    return out.transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, head_dim)
 
 
-def _attend_chunks(q: Array, k: Array, v: Array, k_segments: Array, q_segments: Array, start: int | Array) -> Array:
-    """Queries start..start+n-1 against one prefix of the keys, QUERY_CHUNK at a time."""
-    block = jax.checkpoint(_attend_prefix)
-    count = q.shape[1]
-    whole = count // QUERY_CHUNK * QUERY_CHUNK
-    outs = []
-    if whole > QUERY_CHUNK:
-        starts = start + jnp.arange(0, whole, QUERY_CHUNK)
-        split = (_split(q[:, :whole]), _split(q_segments[:, :whole]), starts)
-        _, out = jax.lax.scan(lambda _, x: (None, block(x[0], k, v, x[1], k_segments, x[2])), None, split)
-        outs.append(jnp.moveaxis(out, 0, 1).reshape(q.shape[0], whole, *q.shape[2:]))
-    elif whole:
-        outs.append(block(q[:, :whole], k, v, q_segments[:, :whole], k_segments, start))
-    if whole < count:
-        outs.append(block(q[:, whole:], k, v, q_segments[:, whole:], k_segments, start + whole))
-    return jnp.concatenate(outs, axis=1)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(
+    plan: _Plan,
+    q: Float[Array, "B KV G Q hd"],
+    k: Float[Array, "B KV T hd"],
+    v: Float[Array, "B KV T hd"],
+    q_segments: Int[Array, "B Q"],
+    k_segments: Int[Array, "B T"],
+    start: Int[Array, ""],
+) -> Float[Array, "B KV G Q hd"]:
+    return _attention_forward(plan, q, k, v, q_segments, k_segments, start)[0]
 
 
-def _split(x: Array) -> Array:
-    return jnp.moveaxis(x.reshape(x.shape[0], -1, QUERY_CHUNK, *x.shape[2:]), 1, 0)
+def _attention_forward(
+    plan: _Plan, q: Array, k: Array, v: Array, q_segments: Array, k_segments: Array, start: Array
+) -> tuple[Array, tuple[Array, ...]]:
+    """The output, and what the backward pass keeps: with it the log of each query's normaliser, [B, KV, G, Q, 1]."""
+    outs, normalisers = [], []
+    for first, end, chunk, keys in plan:
+        prefix = (k[:, :, :keys], v[:, :, :keys], k_segments[:, :keys])
+        xs = (_chunks(chunk, q[:, :, :, first:end]), *_places(q_segments, start, first, end, chunk))
+        _, (out, normaliser) = jax.lax.scan(functools.partial(_forward_block, prefix), None, xs)
+        outs.append(_queries(q.shape[2], out))
+        normalisers.append(_queries(q.shape[2], normaliser))
+    out, normaliser = (saved(jnp.concatenate(parts, axis=3)) for parts in (outs, normalisers))
+    return out, (q, k, v, q_segments, k_segments, start, out, normaliser)
 
 
-def _attend_prefix(
-    q: Array, k: Array, v: Array, q_segments: Array, k_segments: Array, start: int | Int[Array, ""]
-) -> Array:
-    """Queries [B, Q, KV, G, hd] at rows start, start+1, ... against all keys given."""
-    rows = start + jnp.arange(q.shape[1])
-    visible = (rows[:, None] >= jnp.arange(k.shape[1])) & (q_segments[:, :, None] == k_segments[:, None, :])
-    scores = einsum("bqkgd,bskd->bkgqs", q * q.shape[-1] ** -0.5, k, out=jnp.float32)
-    scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
-    return einsum("bkgqs,bskd->bqkgd", jax.nn.softmax(scores, axis=-1).astype(v.dtype), v)
+def _forward_block(
+    prefix: tuple[Array, Array, Array], _: None, chunk: tuple[Array, Array, Array]
+) -> tuple[None, tuple[Array, Array]]:
+    k, v, k_segments = prefix
+    q, q_segments, at = chunk
+    scores = _scores(q, k, q_segments, k_segments, at)
+    largest = jnp.max(scores, axis=-1, keepdims=True)
+    weights = jnp.exp(scores - largest)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    out = _product("bkrs,bksd->bkrd", weights.astype(v.dtype), v) / total
+    return None, (out.astype(v.dtype), largest + jnp.log(total))
+
+
+def _attention_backward(plan: _Plan, kept: tuple[Array, ...], d_out: Array) -> tuple[Array | None, ...]:
+    q, k, v, q_segments, k_segments, start, out, normaliser = kept
+    wide = normaliser.dtype
+    # sum over keys of weight * d_weight, as the output already holds it
+    inner = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1, keepdims=True)
+    d_k, d_v = (jnp.zeros(x.shape, wide) for x in (k, v))
+    d_qs = []
+    for first, end, chunk, keys in plan:
+        prefix = (k[:, :, :keys], v[:, :, :keys], k_segments[:, :keys])
+        own = (_chunks(chunk, x[:, :, :, first:end]) for x in (q, d_out, normaliser, inner))
+        xs = (*own, *_places(q_segments, start, first, end, chunk))
+        sums = (d_k[:, :, :keys], d_v[:, :, :keys])
+        sums, d_q = jax.lax.scan(functools.partial(_backward_block, prefix), sums, xs)
+        d_k, d_v = d_k.at[:, :, :keys].set(sums[0]), d_v.at[:, :, :keys].set(sums[1])
+        d_qs.append(_queries(q.shape[2], d_q))
+    return jnp.concatenate(d_qs, axis=3), d_k.astype(k.dtype), d_v.astype(v.dtype), None, None, None
+
+
+def _backward_block(
+    prefix: tuple[Array, Array, Array], sums: tuple[Array, Array], chunk: tuple[Array, ...]
+) -> tuple[tuple[Array, Array], Array]:
+    k, v, k_segments = prefix
+    q, d_out, normaliser, inner, q_segments, at = chunk
+    weights = jnp.exp(_scores(q, k, q_segments, k_segments, at) - normaliser)
+    d_scores = (weights * (_product("bkrd,bksd->bkrs", d_out, v) - inner)).astype(q.dtype)
+    d_k = sums[0] + _product("bkrs,bkrd->bksd", d_scores, q)
+    d_v = sums[1] + _product("bkrs,bkrd->bksd", weights.astype(d_out.dtype), d_out)
+    return (d_k, d_v), _product("bkrs,bksd->bkrd", d_scores, k).astype(q.dtype)
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def _places(q_segments: Array, start: Array, first: int, end: int, chunk: int) -> tuple[Array, Array]:
+    """Of each chunk the segment ids, [N, B, C], and where in the row it starts."""
+    ids = q_segments[:, first:end].reshape(q_segments.shape[0], -1, chunk)
+    return ids.swapaxes(0, 1), start + jnp.arange(first, end, chunk)
+
+
+def _scores(q: Array, k: Array, q_segments: Array, k_segments: Array, at: Array) -> Float[Array, "B KV R T"]:
+    """Queries at, at + 1, ... against the keys; -inf where they do not see. R rows: C queries of each of G heads."""
+    positions = at + jnp.arange(q_segments.shape[1])
+    visible = (positions[:, None] >= jnp.arange(k.shape[2])) & (q_segments[:, :, None] == k_segments[:, None, :])
+    visible = jnp.tile(visible, (1, q.shape[2] // q_segments.shape[1], 1))
+    return jnp.where(visible[:, None], _product("bkrd,bksd->bkrs", q, k), -jnp.inf)
+
+
+def _product(spec: str, a: Array, b: Array) -> Array:
+    """`einsum` with its result in float32, or wider."""
+    return einsum(spec, a, b, out=jnp.promote_types(a.dtype, jnp.float32))
+
+
+def _chunks(size: int, x: Float[Array, "B KV G Q d"]) -> Float[Array, "N B KV R d"]:
+    """Queries in N chunks, those of the G heads of one key head as rows of one matrix."""
+    chunks = jnp.moveaxis(x.reshape(*x.shape[:3], -1, size, x.shape[-1]), 3, 0)
+    return chunks.reshape(*chunks.shape[:3], -1, x.shape[-1])
+
+
+def _queries(groups: int, x: Float[Array, "N B KV R d"]) -> Float[Array, "B KV G Q d"]:
+    """The other way."""
+    chunks = jnp.moveaxis(x.reshape(*x.shape[:3], groups, -1, x.shape[-1]), 0, 3)
+    return chunks.reshape(*chunks.shape[:3], -1, x.shape[-1])
 
 
 def attend_cache(

@@ -4,7 +4,7 @@
     cudnn   GPU from Hopper on: cuDNN's flash attention on packed sequences, for the dtypes and heads that it takes
     chunks  query chunks against their causal prefix (`jaxrl_sat.model.attention`): everything else
 
-None of them holds [T, T] scores.
+None of them holds [T, T] scores. Each marks what its backward pass reads as a product worth keeping (`ops.saved`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxrl_sat.model.attention import attend_segments, attend_segments_from
+from jaxrl_sat.model.ops import PRODUCT, saved
 
 SPLASH_LANES = 128
 """Splash attention takes lengths and head sizes in multiples of this."""
@@ -121,7 +122,12 @@ def _splash_kernel(heads: int, queries: int, pieces: int, interpret: bool) -> An
     mask = masks.MultiHeadMask([masks.CausalMask((queries * pieces, queries * pieces))] * heads)
     with jax.ensure_compile_time_eval():
         kernel = splash.make_splash_mha(
-            mask, block_sizes=sizes, head_shards=1, q_seq_shards=pieces, interpret=interpret
+            mask,
+            block_sizes=sizes,
+            head_shards=1,
+            q_seq_shards=pieces,
+            residual_checkpoint_name=PRODUCT,
+            interpret=interpret,
         )
         return jax.tree.map(np.asarray, kernel)  # tables of no trace and no device
 
@@ -152,7 +158,7 @@ def _cudnn(q: Array, k: Array, v: Array, segment_ids: Array, max_segments: int) 
         scale=q.shape[-1] ** -0.5,
         mask_type=MaskType.PADDING_CAUSAL,
     )
-    return out
+    return saved(out)
 
 
 def segment_runs(segment_ids: Int[Array, " T"], most: int) -> tuple[Int[Array, " S"], Int[Array, " S1"]]:

@@ -73,7 +73,7 @@ def layer(
         q = rms_norm(q, p["q_norm"], config.rms_norm_eps)
         k = rms_norm(k, p["k_norm"], config.rms_norm_eps)
     attended, cache = attend(rotate(q, angles), rotate(k, angles), v, cache)
-    attended = project("bthk,hkd->btd", saved(attended), p["o"], piece.numerics)
+    attended = project("bthk,hkd->btd", attended, p["o"], piece.numerics)
     x = saved(x + piece.layout.total(attended, piece.heads))
 
     normed = rms_norm(x, params["mlp_norm"], config.rms_norm_eps)
