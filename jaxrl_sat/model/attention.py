@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_sat.model.ops import einsum, saved
+from jaxrl_sat.types import AnyArray
 
 Rope = tuple[Float[Array, "B T half"], Float[Array, "B T half"]]
 
@@ -80,7 +81,7 @@ class _Plan(tuple[tuple[int, int, int, int], ...]):
 
 
 def _grouped(
-    plan: _Plan, q: Array, k: Array, v: Array, q_segments: Array, k_segments: Array, start: Int[Array, ""]
+    plan: _Plan, q: Array, k: Array, v: Array, q_segments: Array, k_segments: Array, start: Int[AnyArray, ""]
 ) -> Float[Array, "B Q H hd"]:
     """Heads first, so that every product is one of two plain matrices for each key head and row."""
     batch, length, heads, head_dim = q.shape
@@ -98,13 +99,13 @@ def _attention(
     v: Float[Array, "B KV T hd"],
     q_segments: Int[Array, "B Q"],
     k_segments: Int[Array, "B T"],
-    start: Int[Array, ""],
+    start: Int[AnyArray, ""],
 ) -> Float[Array, "B KV G Q hd"]:
     return _attention_forward(plan, q, k, v, q_segments, k_segments, start)[0]
 
 
 def _attention_forward(
-    plan: _Plan, q: Array, k: Array, v: Array, q_segments: Array, k_segments: Array, start: Array
+    plan: _Plan, q: Array, k: Array, v: Array, q_segments: Array, k_segments: Array, start: AnyArray
 ) -> tuple[Array, tuple[Array, ...]]:
     """The output, and what the backward pass keeps: with it the log of each query's normaliser, [B, KV, G, Q, 1]."""
     outs, normalisers = [], []
@@ -164,7 +165,7 @@ def _backward_block(
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
-def _places(q_segments: Array, start: Array, first: int, end: int, chunk: int) -> tuple[Array, Array]:
+def _places(q_segments: Array, start: AnyArray, first: int, end: int, chunk: int) -> tuple[Array, Array]:
     """Of each chunk the segment ids, [N, B, C], and where in the row it starts."""
     ids = q_segments[:, first:end].reshape(q_segments.shape[0], -1, chunk)
     return ids.swapaxes(0, 1), start + jnp.arange(first, end, chunk)

@@ -17,8 +17,8 @@ from jaxtyping import Array, Int
 
 from jaxrl_sat.model.ops import einsum
 
-MAX_BLOCK = 256
-LENGTHS = 8
+MAX_BLOCK = 320
+MAX_LENGTHS = 10
 MIN_LENGTH = 16
 
 
@@ -28,15 +28,13 @@ def hidden(gated: Array, lifted: Array, row_weights: Array) -> Array:
     return (jax.nn.silu(gated_wide) * lifted_wide * weights[:, None]).astype(gated.dtype)
 
 
-def near_group_size(rows: int, groups: int) -> int:
-    """A power of two at or above the rows that a group has on average, at least 16."""
-    return max(MIN_LENGTH, 1 << (max(rows // groups, 1) - 1).bit_length())
-
-
 def _lengths(rows: int, groups: int) -> list[int]:
-    """The lengths that a block is computed at, ascending; the last is the block's own."""
-    block = min(MAX_BLOCK, near_group_size(rows, groups))
-    parts = min(LENGTHS, block // MIN_LENGTH)
+    """The lengths that a block is computed at, ascending; the last is the block's own.
+
+    A quarter above the average group: most groups are then one block, and load their expert's weights once.
+    """
+    block = min(MAX_BLOCK, -(-5 * rows // (4 * groups * MIN_LENGTH)) * MIN_LENGTH)
+    parts = min(MAX_LENGTHS, block // MIN_LENGTH)
     return sorted({min(rows, block * (part + 1) // parts) for part in range(parts)})
 
 
@@ -45,8 +43,12 @@ class _Block(NamedTuple):
     first: Int[Array, ""]  # its first row; a block at the end is moved back to end with the rows
     own: Array  # bool [block]: rows of this expert that no earlier block had
 
-    def take(self, x: Array, length: int) -> Array:
-        """The first rows of the block in `x`."""
+    def take(self, x: Array, length: int, source: Array | None = None) -> Array:
+        """The first rows of the block in `x`, or in x[source]."""
+        if source is not None:
+            # Behind barriers, or every product that reads the rows would gather them again, index by index.
+            places = jax.lax.optimization_barrier(self.take(source, length))
+            return jax.lax.optimization_barrier(x.at[places].get(mode="promise_in_bounds", wrap_negative_indices=False))
         return jax.lax.dynamic_slice_in_dim(x, self.first, length)
 
     def put(self, x: Array, new: Array) -> Array:
@@ -117,22 +119,24 @@ def outer(left: Array, right: Array, sizes: Array) -> Array:
 
 
 def forward(
-    rows: Array, row_weights: Array, sizes: Array, gate: Array, up: Array, down: Array
+    x: Array, source: Array | None, row_weights: Array, sizes: Array, gate: Array, up: Array, down: Array
 ) -> tuple[Array, Array, Array]:
-    """(The result of `grouped_ffn`, rows @ gate, rows @ up)."""
+    """(The result of `grouped_ffn`, rows @ gate, rows @ up), rows = x[source]."""
 
     def compute(block: _Block, length: int) -> Any:
-        mine = block.take(rows, length)
+        mine = block.take(x, length, source)
         gated, lifted = (einsum("ra,ab->rb", mine, weight[block.expert]) for weight in (gate, up))
         inner = hidden(gated, lifted, block.take(row_weights, length))
         return (einsum("ra,ab->rb", inner, down[block.expert]), gated, lifted), ()
 
-    empty = (jnp.zeros((rows.shape[0], width), rows.dtype) for width in (down.shape[2], gate.shape[2], gate.shape[2]))
-    return _over_blocks(rows.shape[0], sizes, compute, _put_all, tuple(empty))
+    count = row_weights.shape[0]
+    empty = (jnp.zeros((count, width), x.dtype) for width in (down.shape[2], gate.shape[2], gate.shape[2]))
+    return _over_blocks(count, sizes, compute, _put_all, tuple(empty))
 
 
 def backward(
-    rows: Array,
+    x: Array,
+    source: Array | None,
     row_weights: Array,
     sizes: Array,
     gate: Array,
@@ -142,17 +146,21 @@ def backward(
     lifted: Array,
     d_out: Array,
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """The gradient of `grouped_ffn` in rows, row weights, gate, up and down, given the products of `forward`."""
+    """The gradient of `grouped_ffn` in rows, row weights, gate, up and down, given the products of `forward`.
+
+    Rows are x[source] and have the cotangents d_out[source].
+    """
 
     def compute(block: _Block, length: int) -> Any:
-        d_mine = jnp.where(block.own[:length, None], block.take(d_out, length), 0)
-        mine, *inner = (block.take(x, length) for x in (rows, gated, lifted, row_weights))
-        weighted, pull = jax.vjp(hidden, *inner)
+        d_mine = jnp.where(block.own[:length, None], block.take(d_out, length, source), 0)
+        weighted, pull = jax.vjp(hidden, *(block.take(kept, length) for kept in (gated, lifted, row_weights)))
         d_gated, d_lifted, d_weights = pull(einsum("rb,ab->ra", d_mine, down[block.expert]))
         d_rows = einsum("rb,ab->ra", d_gated, gate[block.expert]) + einsum("rb,ab->ra", d_lifted, up[block.expert])
         # With the narrow side first, a product here takes two thirds of the time that it takes the other way round.
+        mine = block.take(x, length, source)
         pairs = ((d_gated, mine), (d_lifted, mine), (weighted, d_mine))
-        return (d_rows, d_weights), tuple(einsum("ra,rb->ab", *pair, out=jnp.float32) for pair in pairs)
+        d_gate, d_up, d_down = (einsum("ra,rb->ab", *pair, out=jnp.float32) for pair in pairs)
+        return (d_rows, d_weights), (d_gate.T, d_up.T, d_down)
 
     def store(block: _Block, found: Any, carry: Any) -> Any:
         by_row, by_expert = carry
@@ -162,9 +170,8 @@ def backward(
         )
 
     empty = (
-        (jnp.zeros_like(rows), jnp.zeros_like(row_weights)),
-        (jnp.zeros(down.shape, jnp.float32),) * 3,
+        (jnp.zeros((row_weights.shape[0], x.shape[1]), x.dtype), jnp.zeros_like(row_weights)),
+        tuple(jnp.zeros(weight.shape, jnp.float32) for weight in (gate, up, down)),
     )
-    (d_rows, d_weights), d_experts = _over_blocks(rows.shape[0], sizes, compute, store, empty)
-    d_gate, d_up, d_down = (d.astype(rows.dtype) for d in d_experts)
-    return d_rows, d_weights, jnp.swapaxes(d_gate, 1, 2), jnp.swapaxes(d_up, 1, 2), d_down
+    (d_rows, d_weights), d_experts = _over_blocks(row_weights.shape[0], sizes, compute, store, empty)
+    return d_rows, d_weights, *(d.astype(x.dtype) for d in d_experts)

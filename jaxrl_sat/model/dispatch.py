@@ -10,6 +10,7 @@ The three formulations compute the same, and each runs on every platform:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -39,8 +40,15 @@ def experts(
     inverse = inverse_of(order)
     sizes = jnp.sum(flat[:, None] == jnp.arange(gate.shape[0]), axis=0, dtype=jnp.int32)
 
-    rows, row_weights = _spread(x, order, inverse, chosen), _spread(weights.reshape(-1), order, inverse, 1)
+    row_weights = _spread(weights.reshape(-1), order, inverse, 1)
+    if _plain(gate, numerics):
+        return _feed_forward(chosen, x, (order, inverse), row_weights, sizes, gate, up, down)
+    rows = _spread(x, order, inverse, chosen)
     return collect(grouped_ffn(rows, row_weights, sizes, gate, up, down, numerics), order, inverse, chosen)
+
+
+def _plain(weight: Weight, numerics: Numerics) -> bool:
+    return numerics == "none" and not isinstance(weight, QArray)
 
 
 def grouped_ffn(
@@ -57,8 +65,8 @@ def grouped_ffn(
     Rows beyond the sum of `sizes` belong to no expert: 0, and no gradient, whatever (finite) numbers they hold. With
     the weight ahead of `down`, no gradient needs that product's result: it is neither kept nor computed again.
     """
-    if numerics == "none" and not isinstance(gate, QArray):
-        return _feed_forward(rows, row_weights, sizes, gate, up, down)
+    if _plain(gate, numerics):
+        return _feed_forward(1, rows, None, row_weights, sizes, gate, up, down)
     gated, lifted = (saved(grouped_product(rows, weight, sizes)) for weight in (gate, up))
     return grouped_product(blocks.hidden(gated, lifted, row_weights), down, sizes)
 
@@ -76,19 +84,21 @@ def inverse_of(order: Array) -> Array:
 
 
 def permute(rows: Array, order: Array) -> Array:
-    """`rows[order]`, where `order` is a permutation."""
+    """`rows[order]`, where `order` is a permutation, or part of one."""
     # Unique indices make the gradient a plain permutation: no atomics, the same bits every time.
-    return rows.at[order].get(unique_indices=True, mode="promise_in_bounds")
+    return rows.at[order].get(unique_indices=True, mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def _spread_rows(x: Array, order: Array, inverse: Array, copies: int) -> Array:
     """`copies` rows of each of x [N, ...], in the given order of the N * copies rows."""
-    return x.at[order // copies].get(mode="promise_in_bounds")
+    return _taken(x, order // copies)
 
 
 def _collect_rows(rows: Array, order: Array, inverse: Array, copies: int) -> Array:
     """The sum of each one's copies."""
-    return jnp.sum(permute(rows, inverse).reshape(-1, copies, *rows.shape[1:]), axis=1)
+    # Copy by copy: XLA fuses the gathers into the sum, where a gather of all rows would be written out and read again.
+    places = inverse.reshape(-1, copies)
+    return functools.reduce(jnp.add, [permute(rows, places[:, copy]) for copy in range(copies)])
 
 
 # Each is the other's transpose; told so, neither needs a scatter.
@@ -107,25 +117,36 @@ collect.defvjp(
 # --------------------------------------------------------------------------------- plain feed-forward block
 
 
-@jax.custom_vjp
-def _feed_forward(*args: Array) -> Array:
-    return _by_platform("forward", *args)[0]
+# Spreading tokens to rows and collecting them is part of it, so that a formulation may do without the spread copy.
 
 
-def _forward(*args: Array) -> tuple[Array, tuple[Array, ...]]:
-    out, gated, lifted = _by_platform("forward", *args)
-    return out, (*args, saved(gated), saved(lifted))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _feed_forward(copies: int, x: Array, orders: tuple[Array, Array] | None, *args: Array) -> Array:
+    """`grouped_ffn` of x in the given order of its copies, and the sum of each one's copies; None: of x as it is."""
+    return _forward(copies, x, orders, *args)[0]
 
 
-def _backward(kept: tuple[Array, ...], d_out: Array) -> tuple[Any, ...]:
-    d_rows, d_weights, *d_experts = _by_platform("backward", *kept, d_out)
-    return d_rows, d_weights, None, *d_experts
+def _forward(copies: int, x: Array, orders: tuple[Array, Array] | None, *args: Array) -> tuple[Array, Any]:
+    source = None if orders is None else orders[0] // copies
+    out, gated, lifted = _by_platform("forward", x, source, *args)
+    return _collected(out, orders, copies), (x, orders, *args, saved(gated), saved(lifted))
+
+
+def _backward(copies: int, kept: Any, d_out: Array) -> tuple[Any, ...]:
+    x, orders, *args = kept
+    source = None if orders is None else orders[0] // copies
+    d_rows, d_weights, *d_experts = _by_platform("backward", x, source, *args, d_out)
+    return _collected(d_rows, orders, copies), None, d_weights, None, *d_experts
+
+
+def _collected(rows: Array, orders: tuple[Array, Array] | None, copies: int) -> Array:
+    return rows if orders is None else _collect_rows(rows, *orders, copies)
 
 
 _feed_forward.defvjp(_forward, _backward)
 
 
-def _by_platform(part: str, *args: Array) -> Any:
+def _by_platform(part: str, *args: Array | None) -> Any:
     """Chosen when lowered, so that a program compiled here for another platform takes that one's formulation."""
     cpu, gpu, tpu = (getattr(formulation, part) for formulation in (row_blocks, padded_blocks, ragged))
     return jax.lax.platform_dependent(*args, cpu=cpu, tpu=tpu, default=gpu)
@@ -136,7 +157,8 @@ class Formulation(NamedTuple):
 
     `matmul`: (rows [R, A], weights [E, A, B], sizes [E]) -> rows[r] @ weights[e(r)], 0 beyond the sum of `sizes`.
     `outer`: (rows [R, A], rows [R, B], sizes) -> [E, A, B], the sum of outer products over each expert's rows.
-    `forward`: arguments of `grouped_ffn` -> (its result, rows @ gate, rows @ up).
+    `forward`: (x, source, the other arguments of `grouped_ffn`) -> (its result for rows x[source], or x where source is
+    None, rows @ gate, rows @ up).
     `backward`: the same arguments, these products, the cotangent -> gradient in rows, row weights, gate, up and down.
     """
 
@@ -146,15 +168,21 @@ class Formulation(NamedTuple):
     backward: Callable[..., tuple[Array, Array, Array, Array, Array]]
 
 
+def _taken(x: Array, source: Array | None) -> Array:
+    return x if source is None else x.at[source].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
 def _of_products(matmul: Callable[..., Array], outer: Callable[..., Array]) -> Formulation:
     """The formulation that takes all rows through one product after the other."""
 
-    def forward(rows: Array, row_weights: Array, sizes: Array, gate: Array, up: Array, down: Array) -> Any:
+    def forward(x: Array, source: Array | None, row_weights: Array, sizes: Array, *weights: Array) -> Any:
+        rows, (gate, up, down) = _taken(x, source), weights
         gated, lifted = (matmul(rows, weight, sizes) for weight in (gate, up))
         return matmul(blocks.hidden(gated, lifted, row_weights), down, sizes), gated, lifted
 
-    def backward(rows: Array, row_weights: Array, sizes: Array, *more: Array) -> Any:
+    def backward(x: Array, source: Array | None, row_weights: Array, sizes: Array, *more: Array) -> Any:
         gate, up, down, gated, lifted, d_out = more
+        rows, d_out = _taken(x, source), _taken(d_out, source)
         hidden, pull = jax.vjp(blocks.hidden, gated, lifted, row_weights)
         d_gated, d_lifted, d_weights = pull(matmul(d_out, jnp.swapaxes(down, 1, 2), sizes))
         from_gate, from_up = (
@@ -238,7 +266,8 @@ class _Layout(NamedTuple):
 
 def _layout(count: int, sizes: Array) -> _Layout:
     groups = sizes.shape[0]
-    block = min(128, blocks.near_group_size(count, groups))
+    # a power of two at or above the rows that a group has on average
+    block = min(128, max(16, 1 << (max(count // groups, 1) - 1).bit_length()))
     number = -(-sizes // block)
     limit = count // block + groups
     starts, block_starts = jnp.cumsum(sizes) - sizes, jnp.cumsum(number) - number

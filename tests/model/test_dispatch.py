@@ -73,7 +73,7 @@ def test_tpu_kernel_of_the_weights_gradient() -> None:
 
 
 def test_blocks_are_computed_at_the_length_of_their_rows() -> None:
-    assert blocks._lengths(8192, 32) == [32, 64, 96, 128, 160, 192, 224, 256]
+    assert blocks._lengths(8192, 32) == [32, 64, 96, 128, 160, 192, 224, 256, 288, 320]
     assert blocks._lengths(200, 8) == [16, 32]
     assert blocks._lengths(20, 1) == [16, 20]
     assert blocks._lengths(3, 8) == [3]
