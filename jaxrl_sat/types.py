@@ -66,14 +66,17 @@ class Request:
     prompt: Prompt
     group: int  # requests with one group number are samples of one prompt
     seed: int  # uint32; same seed and weights: same tokens, whatever else is in the batch
+    sampling: SamplingParams | None = None  # None: the engine's own
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
     """How tokens are drawn. `temperature` 0 is greedy (log-probs are then those of the untempered softmax).
 
-    With `top_p` below 1 a token is drawn from its nucleus, the fewest most likely words whose probability after the
-    temperature reaches `top_p`, or the first `nucleus` of them where those are fewer. 1 draws from all words.
+    With `top_k` above 0 a token is drawn from the k most likely words; 0 and -1 leave all. With `top_p` below 1 it is
+    drawn from its nucleus, the fewest most likely of these words whose probability after the temperature reaches
+    `top_p` of theirs, or the first `nucleus` of them where those are fewer; the cap is the engine's, not a request's.
+    A response ends after one of `stop_ids`, which it keeps, or once its text holds one of `stop_strings`.
     """
 
     temperature: float
@@ -81,6 +84,8 @@ class SamplingParams:
     stop_ids: tuple[int, ...]
     top_p: float = 1.0
     nucleus: int = 256
+    top_k: int = 0
+    stop_strings: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +104,8 @@ class Rollout:
     `expert_ids[:, t]` is the routing of position t of prompt + response, recorded when that token was fed: there are
     P + R - 1 of them, since the last sampled token is never fed. Ids are stored in the smallest integer that fits.
     `nucleus_ids[t]` are the words that token t was drawn from, most likely first, -1 behind the last and throughout
-    where it was greedy; C is the length of the longest, at least 1, and 0 where top-p is off.
+    where all words could be drawn or it was greedy; C is the length of the longest, at least 1, and 0 where the engine
+    draws from all words alone.
     """
 
     request: Request
@@ -110,7 +116,7 @@ class Rollout:
     expert_ids: np.ndarray  # uint8 or uint16 [M, P + R - 1, k]
     versions: np.ndarray  # int32 [R], weight version that sampled each token
     prefill_version: int
-    finish_reason: str  # "stop" or "length"
+    finish_reason: str  # "stop", "length", "cancelled" or "timeout"
 
 
 @dataclasses.dataclass(frozen=True)

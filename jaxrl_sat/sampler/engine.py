@@ -26,12 +26,13 @@ from jax.sharding import Mesh
 from jaxrl_sat import model
 from jaxrl_sat.layout import Layout
 from jaxrl_sat.model import ModelConfig
+from jaxrl_sat.sampler import checks
 from jaxrl_sat.sampler import jetstream_compat as jetstream
 from jaxrl_sat.sampler.record import GOING, LENGTH, STOP, RecordLayout, RolloutTokens
 from jaxrl_sat.sampler.sampling import draw
-from jaxrl_sat.sampler.state import DecodeState, Prefix, empty_state, slot_shardings
+from jaxrl_sat.sampler.state import DecodeState, Prefix, SlotSampling, empty_state, slot_shardings
 from jaxrl_sat.sampler.weights import WeightHolder, Weights, current
-from jaxrl_sat.types import InputError, Numerics, Params, SamplingParams
+from jaxrl_sat.types import InputError, Numerics, Params, Request, SamplingParams
 
 PREFILL_TOKENS = 256
 """Tokens one prefill reads: a bucket of P tokens takes this / P prompts at once, at least one."""
@@ -41,6 +42,8 @@ class RolloutEngine(jetstream.Engine):
     """A JetStream engine over `jaxrl_sat.model`; see the module. `compilations` counts programs by kind.
 
     `layout` needs a mesh; its "rows" are slots. Wherever JetStream says params, `Weights` or a `WeightHolder` is meant.
+    `sampling` is that of requests which bring none. Whether requests may have a top-p or top-k is static, since the
+    records must have room for nuclei: where `sampling` has one, or where `restricted` says so.
     """
 
     def __init__(
@@ -57,12 +60,18 @@ class RolloutEngine(jetstream.Engine):
         numerics: Numerics = "none",
         tokenizer: Any = None,
         tokenizer_path: str = "",
+        restricted: bool = False,
+        steps_per_dispatch: int = 1,
     ):
-        _check(config, slots, max_prompt_tokens, max_response_tokens, sampling)
+        checks.check_engine(config, slots, max_prompt_tokens, sampling, steps_per_dispatch)
+        restricted = restricted or sampling.top_p < 1 or sampling.top_k > 0
+        nucleus = min(sampling.nucleus, config.vocab_size) if restricted else 0
         self.config = config
         self.sampling = sampling
         self.max_prompt_tokens = max_prompt_tokens
-        nucleus = min(sampling.nucleus, config.vocab_size) if sampling.top_p < 1 else 0
+        self.max_response_tokens = max_response_tokens
+        self.steps_per_dispatch = steps_per_dispatch
+        checks.check_sampling(self._limits(nucleus), sampling)
         self.records = RecordLayout.of(config, min(topk, config.vocab_size), nucleus)
         self.compilations: collections.Counter[str] = collections.Counter()
         self.buckets = _buckets(max_prompt_tokens)
@@ -81,9 +90,18 @@ class RolloutEngine(jetstream.Engine):
         self._load = jax.jit(self._load_program, out_shardings=loaded)
         self._prefill = jax.jit(self._prefill_program)
         self._insert = jax.jit(self._insert_program, donate_argnums=0, out_shardings=self._state_shardings)
-        self._generate = jax.jit(
-            self._generate_program, donate_argnums=2, out_shardings=(self._state_shardings, self._replicated)
-        )
+        self._release = jax.jit(self._release_program, donate_argnums=0, out_shardings=self._state_shardings)
+        stepped = {"donate_argnums": 2, "out_shardings": (self._state_shardings, self._replicated)}
+        self._generate = jax.jit(self._generate_program, **stepped)
+        self._advance = jax.jit(self._advance_program, **stepped)
+
+    def check(self, request: Request) -> None:
+        """`InputError`, which names the field, for a request that this engine cannot serve."""
+        checks.check_prompt(request.prompt, self.max_prompt_tokens, self.config.vocab_size)
+        checks.check_sampling(self._limits(self.records.nucleus), request.sampling or self.sampling)
+
+    def _limits(self, nucleus: int) -> checks.Limits:
+        return checks.Limits(self.config.vocab_size, self.max_response_tokens, nucleus)
 
     # -------------------------------------------------------------------------------------------- weights
 
@@ -153,7 +171,7 @@ class RolloutEngine(jetstream.Engine):
     def insert(self, prefix: Prefix, decode_state: DecodeState, slot: int, seed: int | None = None) -> DecodeState:
         """Start a response to the first prompt of `prefix` in `slot`. Without a seed, the engine counts its own up."""
         chosen = next(self._serial) if seed is None else seed
-        return self.insert_rows(prefix, decode_state, [0], [slot], [chosen], self.sampling.temperature)
+        return self.insert_rows(prefix, decode_state, [0], [slot], [chosen], [self.sampling])
 
     def insert_rows(
         self,
@@ -162,7 +180,7 @@ class RolloutEngine(jetstream.Engine):
         rows: Sequence[int],
         slots: Sequence[int],
         seeds: Sequence[int],
-        temperature: float,
+        sampling: Sequence[SamplingParams],
     ) -> DecodeState:
         """Start responses to prompts `rows` of `prefix` in `slots`, in one dispatch. Consumes `decode_state`."""
         size = next(s for s in _insert_sizes(self._slots) if len(slots) <= s)
@@ -171,10 +189,10 @@ class RolloutEngine(jetstream.Engine):
         where = np.asarray([*slots, *[self._slots] * pad], np.int32)
         chosen = np.asarray([*rows, *[0] * pad], np.int32)
         keys = np.asarray([*seeds, *[0] * pad], np.uint32)
-        return self._insert(decode_state, prefix, chosen, where, keys, np.float32(temperature))
+        return self._insert(decode_state, prefix, chosen, where, keys, SlotSampling.of(sampling, size))
 
     def _insert_program(
-        self, state: DecodeState, prefix: Prefix, rows: Any, slots: Any, seeds: Any, temperature: Any
+        self, state: DecodeState, prefix: Prefix, rows: Any, slots: Any, seeds: Any, sampling: SlotSampling
     ) -> DecodeState:
         self.compilations["insert"] += 1
         bucket = prefix.tokens.shape[1]
@@ -191,10 +209,20 @@ class RolloutEngine(jetstream.Engine):
             tokens=put(state.tokens, prefix.tokens[rows, last]),
             positions=put(state.positions, last),
             seeds=put(state.seeds, seeds),
-            temperature=put(state.temperature, temperature),
+            sampling=jax.tree.map(put, state.sampling, sampling),
             lengths=put(state.lengths, 0),
             active=put(state.active, True),
         )
+
+    def release(self, decode_state: DecodeState, slots: Sequence[int]) -> DecodeState:
+        """End the responses in `slots` at once, without a record. Consumes `decode_state`."""
+        ended = np.zeros(self._slots, bool)
+        ended[list(slots)] = True
+        return self._release(decode_state, ended)
+
+    def _release_program(self, state: DecodeState, ended: Any) -> DecodeState:
+        self.compilations["release"] += 1
+        return dataclasses.replace(state, active=state.active & ~ended)
 
     # ------------------------------------------------------------------------------------------- generate
 
@@ -208,16 +236,45 @@ class RolloutEngine(jetstream.Engine):
         state, data = self._generate(weights.decode_params, np.int32(weights.version), decode_state)
         return state, RolloutTokens.of(data, self.records)
 
+    def advance(self, params: Weights | WeightHolder, decode_state: DecodeState) -> tuple[DecodeState, jax.Array]:
+        """`steps_per_dispatch` steps by one version in one dispatch: records int32 [steps, S, W], see `RecordLayout`.
+
+        Steps after the last active slot has finished are not taken; their records say that no slot is valid. Consumes
+        `decode_state`; the result is still on its way.
+        """
+        weights = current(params)
+        return self._advance(weights.decode_params, np.int32(weights.version), decode_state)
+
     def _generate_program(self, decode_params: Any, version: Any, state: DecodeState) -> tuple[DecodeState, Any]:
         self.compilations["generate"] += 1
+        return self._step(decode_params, version, state)
+
+    def _advance_program(self, decode_params: Any, version: Any, state: DecodeState) -> tuple[DecodeState, Any]:
+        self.compilations["advance"] += 1
+        shape = (self.steps_per_dispatch, self._slots, self.records.width)
+
+        def some_go(carry: Any) -> jax.Array:
+            done, state, _ = carry
+            return (done < shape[0]) & jnp.any(state.active)
+
+        def step(carry: Any) -> Any:
+            done, state, records = carry
+            state, data = self._step(decode_params, version, state)
+            return done + 1, state, records.at[done].set(data)
+
+        # A loop that ends, not a scan with a branch in it: XLA would copy the cache from and to each branch.
+        _, state, records = jax.lax.while_loop(some_go, step, (jnp.int32(0), state, jnp.zeros(shape, jnp.int32)))
+        return state, records
+
+    def _step(self, decode_params: Any, version: Any, state: DecodeState) -> tuple[DecodeState, Any]:
         cache = model.Cache(*state.cache)
         fed = (cache, state.tokens, state.positions)
         logits, cache, expert_ids = model.decode(decode_params, self.config, *fed, self._execution)
-        top_p, most = self.sampling.top_p, self.records.nucleus
-        drawn = draw(logits, state.seeds, state.positions, state.temperature, self.records.topk, top_p, most)
+        asked, sizes = state.sampling, (self.records.topk, self.records.nucleus)
+        drawn = draw(logits, state.seeds, state.positions, asked.temperature, *sizes, asked.top_p, asked.top_k)
         lengths = state.lengths + state.active
-        stopped = jnp.any(drawn.tokens[:, None] == jnp.asarray(self.sampling.stop_ids, jnp.int32), axis=-1)
-        full = lengths >= self.sampling.max_response_tokens
+        stopped = jnp.any(drawn.tokens[:, None] == asked.stop_ids, axis=-1)
+        full = lengths >= asked.limit
         finish = jnp.where(state.active, jnp.where(stopped, STOP, jnp.where(full, LENGTH, GOING)), GOING)
         going = state.active & (finish == GOING)
         data = self.records.pack(drawn, state.active, lengths, finish, version, expert_ids)
@@ -297,21 +354,3 @@ def _insert_sizes(slots: int) -> tuple[int, ...]:
     while 4 * sizes[-1] < slots:
         sizes.append(4 * sizes[-1])
     return (*sizes, slots) if slots > 1 else (1,)
-
-
-def _check(config: ModelConfig, slots: int, prompt: int, response: int, sampling: SamplingParams) -> None:
-    if slots < 1:
-        raise InputError(f"sampler slots: {slots}; at least 1 needed")
-    if not 1 <= prompt <= jetstream.LONGEST_BUCKET:
-        raise InputError(f"max_prompt_tokens: {prompt}; from 1 to {jetstream.LONGEST_BUCKET} allowed")
-    if not 1 <= sampling.max_response_tokens <= response:
-        raise InputError(f"max_response_tokens: {sampling.max_response_tokens}; from 1 to {response} allowed")
-    if not (sampling.temperature >= 0 and np.isfinite(sampling.temperature)):
-        raise InputError(f"temperature: {sampling.temperature}; a finite number of at least 0 needed")
-    if not 0 < sampling.top_p <= 1:
-        raise InputError(f"top_p: {sampling.top_p}; above 0 and at most 1 needed")
-    if sampling.nucleus < 1:
-        raise InputError(f"nucleus: {sampling.nucleus}; at least 1 word needed")
-    outside = [i for i in sampling.stop_ids if not 0 <= i < config.vocab_size]
-    if outside:
-        raise InputError(f"stop id: {outside[0]}; from 0 to {config.vocab_size - 1} allowed")

@@ -36,68 +36,87 @@ def draw(
     positions: Int[Array, " S"],
     temperature: Float[Array, " S"],
     topk: int,
-    top_p: float = 1.0,
     nucleus: int = 0,
+    top_p: Float[Array, " S"] | float = 1.0,
+    top_k: Int[Array, " S"] | int = 0,
 ) -> Draw:
     """Sample one word a slot from softmax(logits / temperature); temperature 0 takes the first argmax.
 
     Log-probs are those of the full vocabulary after the temperature, in float32 (of the untempered softmax where it
-    is 0). With `top_p` below 1 words are drawn from the nucleus instead, see `nucleus_weight`, cut at `nucleus` words,
-    and log-probs are those of what is drawn from: -inf for a top-K word outside it. The random numbers are a function
-    of (seed, position) alone.
+    is 0). With `nucleus` above 0 a slot whose `top_p` is below 1 or whose `top_k` is above 0 draws from its nucleus
+    instead, see `nucleus_weight`, cut at `nucleus` words, and log-probs are those of what is drawn from: -inf for a
+    top-K word outside it. The random numbers are a function of (seed, position) alone.
     """
     greedy = temperature == 0
     scaled = logits.astype(jnp.float32) / jnp.where(greedy, 1.0, temperature)[:, None]
-    if top_p < 1:
+    if nucleus:
         argmax = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        return _draw_from_nucleus(scaled, uniforms(seeds, positions), greedy, argmax, topk, top_p, nucleus)
+        kept = tuple(jnp.broadcast_to(jnp.asarray(value), greedy.shape) for value in (top_p, top_k))
+        return _draw_restricted(scaled, uniforms(seeds, positions), greedy, argmax, topk, nucleus, *kept)
     top = jnp.max(scaled, axis=-1, keepdims=True)
     weight = jnp.exp(scaled - top)
     log_total = top[:, 0] + jnp.log(jnp.sum(weight, axis=-1))
     sampled = inverse_cdf(weight, uniforms(seeds, positions))
     tokens = jnp.where(greedy, jnp.argmax(logits, axis=-1).astype(jnp.int32), sampled)
-    values, ids = top_k(scaled, topk)
+    values, ids = block_top_k(scaled, topk)
     chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)[:, 0]
     return Draw(tokens, chosen - log_total, ids, values - log_total[:, None], jnp.zeros((len(ids), 0), jnp.int32))
 
 
-def _draw_from_nucleus(
+def _draw_restricted(
     scaled: Float[Array, "S V"],
     u: Float[Array, "S 2"],
     greedy: Bool[Array, " S"],
     argmax: Int[Array, " S"],
     topk: int,
-    top_p: float,
     cap: int,
+    top_p: Float[Array, " S"],
+    top_k: Int[Array, " S"],
 ) -> Draw:
-    """One word a slot from its nucleus; `argmax`, an empty record and the full softmax where `greedy`."""
+    """One word a slot from its nucleus. From all words and with an empty record where nothing restricts it; the same
+    with `argmax` for the word where `greedy`."""
     # Without the barrier the slices below reach into the sort, which XLA then does in full: eight times the whole draw.
-    values, ids = jax.lax.optimization_barrier(top_k(scaled, max(topk, cap)))
-    total = jnp.sum(jnp.exp(scaled - values[:, :1]), axis=-1)
-    values = values - values[:, :1]
-    weight = nucleus_weight(jnp.exp(values[:, :cap]), total, top_p)
+    values, ids = jax.lax.optimization_barrier(block_top_k(scaled, max(topk, cap)))
+    largest = values[:, :1]
+    every = jnp.exp(scaled - largest)
+    total = jnp.sum(every, axis=-1)
+    values = values - largest
+    weight = nucleus_weight(jnp.exp(values[:, :cap]), total, top_p, top_k)
     inside = weight > 0
-    rank = jnp.where(greedy, 0, inverse_cdf(weight, u))[:, None]
-    log_total = jnp.log(jnp.where(greedy, total, jnp.sum(weight, axis=-1)))[:, None]
-    drawable = greedy[:, None] | jnp.pad(inside, ((0, 0), (0, values.shape[1] - cap)))
+    whole = greedy | ((top_p >= 1) & (top_k <= 0))
+    ranked = jnp.take_along_axis(ids, inverse_cdf(weight, u)[:, None], axis=-1)[:, 0]
+    free = jax.lax.cond(jnp.any(whole & ~greedy), inverse_cdf, lambda _, __: argmax, every, u)
+    tokens = jnp.where(greedy, argmax, jnp.where(whole, free, ranked))
+    log_total = jnp.log(jnp.where(whole, total, jnp.sum(weight, axis=-1)))[:, None]
+    drawable = whole[:, None] | jnp.pad(inside, ((0, 0), (0, values.shape[1] - cap)))
     return Draw(
-        tokens=jnp.where(greedy, argmax, jnp.take_along_axis(ids, rank, axis=-1)[:, 0]),
-        logp=(jnp.take_along_axis(values, rank, axis=-1) - log_total)[:, 0],
+        tokens=tokens,
+        logp=(jnp.take_along_axis(scaled, tokens[:, None], axis=-1) - largest - log_total)[:, 0],
         topk_ids=ids[:, :topk],
         topk_logp=jnp.where(drawable, values - log_total, -jnp.inf)[:, :topk],
-        nucleus_ids=jnp.where(inside & ~greedy[:, None], ids[:, :cap], -1),
+        nucleus_ids=jnp.where(inside & ~whole[:, None], ids[:, :cap], -1),
     )
 
 
-def nucleus_weight(weight: Float[Array, "S C"], total: Float[Array, " S"], top_p: float) -> Float[Array, "S C"]:
+def nucleus_weight(
+    weight: Float[Array, "S C"],
+    total: Float[Array, " S"],
+    top_p: Float[Array, " S"],
+    top_k: Int[Array, " S"],
+) -> Float[Array, "S C"]:
     """`weight`, unnormalised probabilities of the C most likely words in falling order, 0 outside the nucleus.
 
-    The nucleus is the shortest run of them from the first whose sum reaches `top_p` of `total`, that of all words; all
-    C where none does. It has the first word, and never a word of weight 0.
+    The nucleus is the shortest run of them from the first whose sum reaches `top_p` of that of the first `top_k` words,
+    or of `total`, that of all words, where `top_k` is not above 0; all of these or all C where none does. It has the
+    first word, and never a word of weight 0.
     """
-    reached = jnp.cumsum(weight, axis=-1) >= top_p * total[:, None]
+    rank = jnp.arange(weight.shape[-1])
+    limited = top_k > 0
+    weight = jnp.where(limited[:, None] & (rank >= top_k[:, None]), 0.0, weight)
+    total = jnp.where(limited, jnp.sum(weight, axis=-1), total)
+    reached = (jnp.cumsum(weight, axis=-1) >= (top_p * total)[:, None]) & (top_p < 1)[:, None]
     last = jnp.where(jnp.any(reached, axis=-1), jnp.argmax(reached, axis=-1), weight.shape[-1] - 1)
-    return jnp.where(jnp.arange(weight.shape[-1]) <= last[:, None], weight, 0.0)
+    return jnp.where(rank <= last[:, None], weight, 0.0)
 
 
 def uniforms(seeds: UInt[Array, " S"], positions: Int[Array, " S"]) -> Float[Array, "S 2"]:
@@ -137,7 +156,7 @@ def _search(weight: Float[Array, "S n"], u: Float[Array, " S"]) -> Int[Array, " 
     return jnp.where(jnp.any(passed, axis=-1), first, last).astype(jnp.int32)
 
 
-def top_k(values: Float[Array, "S V"], k: int) -> tuple[Float[Array, "S k"], Int[Array, "S k"]]:
+def block_top_k(values: Float[Array, "S V"], k: int) -> tuple[Float[Array, "S k"], Int[Array, "S k"]]:
     """`lax.top_k`, ties included, without ordering a large vocabulary.
 
     The k largest lie in the k blocks of largest maximum (earlier blocks first where maxima tie): any block left out is

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.sharding import PartitionSpec
 
 from jaxrl_sat import model
 from jaxrl_sat.layout import Layout
 from jaxrl_sat.model import ModelConfig
+from jaxrl_sat.types import SamplingParams
+
+MAX_STOP_IDS = 8
+"""Stop ids that a request may have."""
 
 
 @struct.dataclass
@@ -26,6 +32,35 @@ class Prefix:
 
 
 @struct.dataclass
+class SlotSampling:
+    """How each slot draws and when its response ends."""
+
+    temperature: Any  # float32 [S]
+    top_p: Any  # float32 [S]
+    top_k: Any  # int32 [S], all words where not above 0
+    limit: Any  # int32 [S], tokens
+    stop_ids: Any  # int32 [S, MAX_STOP_IDS], -1 where there are fewer
+
+    @classmethod
+    def of(cls, sampling: Sequence[SamplingParams], size: int) -> SlotSampling:
+        """In host memory, a row a request; rows beyond them are padding."""
+        stop_ids = np.full((size, MAX_STOP_IDS), -1, np.int32)
+        for row, one in enumerate(sampling):
+            stop_ids[row, : len(one.stop_ids)] = one.stop_ids
+
+        def column(values: list[Any], dtype: Any) -> np.ndarray:
+            return np.asarray(values + [1] * (size - len(values)), dtype)
+
+        return cls(
+            temperature=column([one.temperature for one in sampling], np.float32),
+            top_p=column([one.top_p for one in sampling], np.float32),
+            top_k=column([one.top_k for one in sampling], np.int32),
+            limit=column([one.max_response_tokens for one in sampling], np.int32),
+            stop_ids=stop_ids,
+        )
+
+
+@struct.dataclass
 class DecodeState:
     """S responses in the making. An inactive slot is computed with the others, and its results are marked invalid."""
 
@@ -33,7 +68,7 @@ class DecodeState:
     tokens: Any  # int32 [S], to be fed next
     positions: Any  # int32 [S], where
     seeds: Any  # uint32 [S]
-    temperature: Any  # float32 [S]
+    sampling: SlotSampling
     lengths: Any  # int32 [S], tokens sampled so far
     active: Any  # bool [S]
 
@@ -47,7 +82,7 @@ def empty_state(config: ModelConfig, slots: int, length: int, cache_dtype: Any, 
         tokens=zeros,
         positions=zeros,
         seeds=jnp.zeros(slots, jnp.uint32),
-        temperature=jnp.ones(slots, jnp.float32),
+        sampling=jax.tree.map(jnp.asarray, SlotSampling.of((), slots)),
         lengths=zeros,
         active=jnp.zeros(slots, bool),
     )

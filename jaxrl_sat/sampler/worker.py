@@ -18,7 +18,7 @@ from jaxrl_sat.sampler.engine import RolloutEngine
 from jaxrl_sat.sampler.record import FINISH_REASONS, RolloutTokens
 from jaxrl_sat.sampler.state import DecodeState, Prefix
 from jaxrl_sat.sampler.weights import WeightHolder, Weights, current
-from jaxrl_sat.types import InputError, Request, Rollout, TopK
+from jaxrl_sat.types import Request, Rollout, SamplingParams, TopK
 
 
 class Stopped(Exception):
@@ -35,12 +35,12 @@ def generate(
     """One rollout a request, in the order of `requests`.
 
     Requests of one group that stand together share a prefill. Weights swapped in their holder are used from the next
-    step on. `temperature` overrides the engine's; its top-p stays. Raises `InputError` for a prompt that cannot be
-    read, before any work is done, and `Stopped` within one decode step of `should_stop()` turning true.
+    step on. `temperature` overrides that of every request; its top-p stays. Raises `InputError` for a request
+    that cannot be served, before any work is done, and `Stopped` within one decode step of `should_stop()` turning true.
     """
     for request in requests:
-        _check(engine, request)
-    batch = _Batch(engine, requests, engine.sampling.temperature if temperature is None else temperature)
+        engine.check(request)
+    batch = _Batch(engine, requests, temperature)
     lookahead = 0 if engine.mesh.devices.flat[0].platform == "cpu" else 1
     under_way: collections.deque[RolloutTokens] = collections.deque()
     while not batch.done:
@@ -53,15 +53,6 @@ def generate(
         while len(under_way) > (lookahead if stepped is not None else 0):
             batch.record(under_way.popleft())
     return batch.rollouts()
-
-
-def _check(engine: RolloutEngine, request: Request) -> None:
-    tokens, limit, words = request.prompt.tokens, engine.max_prompt_tokens, engine.config.vocab_size
-    if not 0 < len(tokens) <= limit:
-        raise InputError(f"prompt {request.prompt.id}: {len(tokens)} tokens; from 1 to {limit} allowed")
-    outside = tokens[(tokens < 0) | (tokens >= words)]
-    if len(outside):
-        raise InputError(f"prompt {request.prompt.id}: token id {outside[0]}; from 0 to {words - 1} allowed")
 
 
 class _Prompts:
@@ -128,13 +119,15 @@ def _same_prompt(a: Request, b: Request) -> bool:
 class _Batch:
     """The state of one `generate`: which request is in which slot, and the records so far."""
 
-    def __init__(self, engine: RolloutEngine, requests: Sequence[Request], temperature: float):
+    def __init__(self, engine: RolloutEngine, requests: Sequence[Request], temperature: float | None):
         self._engine = engine
         self._requests = requests
-        self._temperature = temperature
+        sampling = [request.sampling or engine.sampling for request in requests]
+        override = {} if temperature is None else {"temperature": temperature}
+        self._sampling = [dataclasses.replace(one, **override) for one in sampling]
         self._prompts = _Prompts(engine, requests)
         self._state: DecodeState | None = engine.init_decode_state() if requests else None
-        slots, limit = engine.max_concurrent_decodes, engine.sampling.max_response_tokens
+        slots, limit = engine.max_concurrent_decodes, engine.max_response_tokens
         self._free = list(range(slots - 1, -1, -1))
         self._next = 0  # the first request not yet in a slot
         self._request_in = np.zeros(slots, np.int64)
@@ -163,23 +156,24 @@ class _Batch:
         return result
 
     def _fill(self, weights: Weights) -> None:
-        inserts: dict[_Prefilled, tuple[list[int], list[int], list[int]]] = {}
+        inserts: dict[_Prefilled, tuple[list[int], list[int], list[int], list[SamplingParams]]] = {}
         while self._free and self._next < len(self._requests):
             prompt = int(self._prompts.of_request[self._next])
             self._prompts.read(prompt, weights)
             prefilled, row = self._prompts[prompt]
             slot = self._free.pop()
-            rows, slots, seeds = inserts.setdefault(prefilled, ([], [], []))
+            rows, slots, seeds, sampling = inserts.setdefault(prefilled, ([], [], [], []))
             rows.append(row)
             slots.append(slot)
             seeds.append(self._requests[self._next].seed)
+            sampling.append(self._sampling[self._next])
             self._request_in[slot] = self._next
-            self._steps_left[slot] = self._engine.sampling.max_response_tokens
+            self._steps_left[slot] = self._sampling[self._next].max_response_tokens
             self._next += 1
-        for prefilled, (rows, slots, seeds) in inserts.items():
+        for prefilled, inserted in inserts.items():
             assert prefilled.prefix is not None and self._state is not None
-            self._state = self._engine.insert_rows(prefilled.prefix, self._state, rows, slots, seeds, self._temperature)
-            prefilled.used(len(rows))
+            self._state = self._engine.insert_rows(prefilled.prefix, self._state, *inserted)
+            prefilled.used(len(inserted[0]))
 
     def record(self, result: RolloutTokens) -> None:
         """File the records of a step; retire the slots it finished."""

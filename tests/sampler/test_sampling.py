@@ -107,7 +107,7 @@ def test_log_probs_and_top_k_against_float64(words):
 def test_top_k_keeps_the_order_of_ties():
     """Few distinct values, so that almost every comparison is a tie."""
     values = np.random.default_rng(3).integers(0, 4, size=(8, 6000)).astype(np.float32)
-    found, ids = jax.jit(sampling.top_k, static_argnums=1)(jnp.asarray(values), 20)
+    found, ids = jax.jit(sampling.block_top_k, static_argnums=1)(jnp.asarray(values), 20)
     order = np.argsort(-values, axis=-1, kind="stable")[:, :20]
     np.testing.assert_array_equal(ids, order)
     np.testing.assert_array_equal(found, np.take_along_axis(values, order, -1))

@@ -16,10 +16,10 @@ from hypothesis.extra import numpy as arrays
 
 from jaxrl_sat.sampler import RolloutEngine, generate, sampling
 
-CHI2 = {2: 13.82, 6: 22.46, 7: 24.32}
+CHI2 = {2: 13.82, 3: 16.27, 6: 22.46, 7: 24.32}
 """Upper 0.1 per cent points of chi-square: with fixed seeds a right sampler passes or fails once and for all."""
 
-draw = jax.jit(sampling.draw, static_argnames=("topk", "top_p", "nucleus"))
+draw = jax.jit(sampling.draw, static_argnames=("topk", "nucleus"))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -35,12 +35,15 @@ def nucleus_of(logits: np.ndarray, top_p: float, cap: int) -> np.ndarray:
     return ids[np.isfinite(logits[ids])]
 
 
-def drawn_from(logits: Any, temperature: Any = 1.0, seeds: int = 0, **kwargs: Any) -> SimpleNamespace:
+def drawn_from(
+    logits: Any, temperature: Any = 1.0, seeds: int = 0, top_p: Any = 1.0, top_k: Any = 0, **kwargs: Any
+) -> SimpleNamespace:
     """A word of each row, seeds counted from `seeds`, every row at position 7: a `Draw` in host memory."""
     rows = len(logits)
-    temperatures = np.broadcast_to(np.float32(temperature), (rows,))
-    numbers = np.arange(seeds, seeds + rows, dtype=np.uint32)
-    out = draw(*map(jnp.asarray, (logits, numbers, np.full(rows, 7, np.int32), temperatures)), **kwargs)
+    place = np.arange(seeds, seeds + rows, dtype=np.uint32), np.full(rows, 7, np.int32)
+    asked = [np.broadcast_to(value, (rows,)) for value in (np.float32(temperature), np.float32(top_p), np.int32(top_k))]
+    temperatures, top_ps, top_ks = map(jnp.asarray, asked)
+    out = draw(*map(jnp.asarray, (logits, *place)), temperatures, top_p=top_ps, top_k=top_ks, **kwargs)
     return SimpleNamespace(**{name: np.asarray(value) for name, value in vars(out).items()})
 
 
@@ -86,6 +89,42 @@ def test_log_probs_and_record_against_float64(cap):
     assert min(sizes) < 10 and max(sizes) == cap
 
 
+def test_each_slot_draws_from_what_it_asks_for():
+    """Top-k, then top-p of what it leaves; the whole vocabulary where both are off."""
+    logits = (np.random.default_rng(6).normal(size=(64, 300)) * 2).astype(np.float32)
+    top_p = np.tile([1.0, 1.0, 1.0, 0.6, 0.6, 0.9, 0.9, 0.3], 8)
+    top_k = np.tile([0, -1, 5, 0, 9, 16, 0, 2], 8)
+    out = drawn_from(logits, 0.8, topk=20, nucleus=16, top_p=top_p, top_k=top_k)
+    for row in range(64):
+        scaled = logits[row].astype(np.float64) / np.float32(0.8)
+        order = np.argsort(-scaled, kind="stable")
+        kept = order[: top_k[row]] if top_k[row] > 0 else order
+        limited = np.full(300, -np.inf)
+        limited[kept] = scaled[kept]
+        inside = kept if top_p[row] == 1 else nucleus_of(limited, top_p[row], 16)
+        recorded = out.nucleus_ids[row]
+        np.testing.assert_array_equal(recorded[recorded >= 0], inside if len(inside) < 300 else [])
+        exact = np.full(300, -np.inf)
+        exact[inside] = scaled[inside] - scaled.max()
+        exact -= np.log(np.exp(exact).sum())
+        np.testing.assert_allclose(out.logp[row], exact[out.tokens[row]], atol=1e-6, rtol=1e-6)
+        np.testing.assert_allclose(out.topk_logp[row], exact[order[:20]], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 3), (0.7, 6)])
+def test_draws_follow_the_first_k_words(top_p, top_k):
+    logits = np.random.default_rng(1).normal(size=12).astype(np.float32)
+    kept = np.argsort(-logits, kind="stable")[:top_k]
+    limited = np.where(np.isin(np.arange(12), kept), logits, -np.inf)
+    inside = kept if top_p == 1 else nucleus_of(limited, top_p, 12)
+    many = drawn_from(np.broadcast_to(logits, (40_000, 12)), topk=1, nucleus=12, top_p=top_p, top_k=top_k)
+    counts = np.bincount(many.tokens, minlength=12)
+    assert counts[inside].sum() == 40_000
+    p = softmax(logits)[inside]
+    expected = 40_000 * p / p.sum()
+    assert ((counts[inside] - expected) ** 2 / expected).sum() < CHI2[len(inside) - 1]
+
+
 LEVELS = [-np.inf, -3.0, 0.0, 0.1, 1.0, 2.0, 5.0, 60.0]
 
 
@@ -117,7 +156,8 @@ def test_nucleus_is_the_shortest_run_that_reaches_top_p(logits, seed):
 @pytest.mark.parametrize(("top_p", "size"), [(0.25, 1), (0.26, 2), (0.5, 2), (0.75, 3), (0.76, 4), (0.999999, 4)])
 def test_equal_words_go_in_until_top_p_is_reached(top_p, size):
     weight = np.array([[1, 1, 1, 1, 0]], np.float32)
-    kept = sampling.nucleus_weight(jnp.asarray(weight), jnp.asarray([4.0]), top_p)
+    asked = jnp.asarray([top_p], jnp.float32), jnp.zeros(1, jnp.int32)
+    kept = sampling.nucleus_weight(jnp.asarray(weight), jnp.asarray([4.0]), *asked)
     np.testing.assert_array_equal(kept, [[1.0] * size + [0.0] * (5 - size)])
 
 
@@ -156,25 +196,25 @@ def test_temperature_zero_is_greedy_with_the_full_softmax_and_an_empty_record():
     np.testing.assert_array_equal(out.nucleus_ids, np.full((64, 16), -1))
 
 
-def test_without_top_p_the_words_are_those_drawn_before_there_was_one():
+@pytest.mark.parametrize("cap", [0, 8])
+def test_without_top_p_the_words_are_those_drawn_before_there_was_one(cap):
     logits = (np.random.default_rng(9).normal(size=(24, 40)) * 2).astype(np.float32)
     steps = np.arange(24)
     out = draw(
         *map(jnp.asarray, (logits, steps.astype(np.uint32), steps, np.linspace(0.5, 1.5, 24, dtype=np.float32))),
         topk=1,
-        top_p=1.0,
-        nucleus=8,
+        nucleus=cap,
     )
     before = [23, 23, 19, 20, 22, 9, 21, 15, 1, 28, 29, 16, 29, 10, 8, 11, 33, 8, 9, 33, 26, 12, 28, 30]
     np.testing.assert_array_equal(out.tokens, before)
-    assert out.nucleus_ids.shape == (24, 0)
+    np.testing.assert_array_equal(out.nucleus_ids, np.full((24, cap), -1))
 
 
 def test_top_k_by_blocks_holds_for_a_nucleus_of_256():
     """Enough words for the blocks to be searched in two levels; few distinct values, so that most are ties."""
     words = 64 * 4 * 256 + 5
     values = np.random.default_rng(5).integers(0, 400, size=(2, words)).astype(np.float32)
-    found, ids = jax.jit(sampling.top_k, static_argnums=1)(jnp.asarray(values), 256)
+    found, ids = jax.jit(sampling.block_top_k, static_argnums=1)(jnp.asarray(values), 256)
     order = np.argsort(-values, axis=-1, kind="stable")[:, :256]
     np.testing.assert_array_equal(ids, order)
     np.testing.assert_array_equal(found, np.take_along_axis(values, order, -1))
