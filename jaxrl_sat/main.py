@@ -30,9 +30,12 @@ def _run(argv: Sequence[str]) -> None:
     from jaxrl_sat import cli, config
 
     command = cli.parse(argv)
+    from jaxrl_sat import devices, mesh  # JAX loads here
+
     logging.getLogger("jax").setLevel(logging.WARNING)
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of what checkpoint.py says in one line
-    preset, found = (command.preset, "as asked") if command.preset else _preset_that_fits(command)
+    wanted = mesh.devices_wanted
+    preset, found = (command.preset, "as asked") if command.preset else devices.preset_that_fits(command, wanted)
     run = config.from_config_dict(cli.load(command, preset))
     if command.dry_run:
         from jaxrl_sat import plan
@@ -43,34 +46,8 @@ def _run(argv: Sequence[str]) -> None:
     from jaxrl_sat import train
 
     if preset == "cpu":
-        _make_cpu_devices(run)
+        devices.make_cpu_devices(wanted(run))
     train.run(run, command.workdir)
-
-
-def _preset_that_fits(command) -> tuple[str, str]:
-    """The preset for the devices found, and which those are. JAX starts here, so CPU devices are made first."""
-    import jax
-
-    from jaxrl_sat import cli, config
-
-    try:
-        _make_cpu_devices(config.from_config_dict(cli.load(command, "cpu")))
-    except config.InputError:
-        pass  # it may well fit another preset; if not, the same line comes when it is loaded to be run
-    device = jax.devices()[0]
-    preset = device.platform if device.platform in config.PRESETS else "cpu"
-    return preset, f"fits what JAX found, {len(jax.devices())} x {device.device_kind}"
-
-
-def _make_cpu_devices(run) -> None:
-    """Let the CPU, one device to JAX, be as many as the meshes of `run` have places."""
-    import jax
-
-    from jaxrl_sat import mesh
-
-    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        if jax.config.jax_num_cpu_devices < mesh.devices_wanted(run):  # pyright: ignore[reportAttributeAccessIssue]
-            jax.config.update("jax_num_cpu_devices", mesh.devices_wanted(run))
 
 
 if __name__ == "__main__":
