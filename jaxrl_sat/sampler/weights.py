@@ -5,6 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_sat.types import InputError
+
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
@@ -33,3 +39,21 @@ class WeightHolder:
 def current(params: Weights | WeightHolder) -> Weights:
     """The weights to use now."""
     return params.current if isinstance(params, WeightHolder) else params
+
+
+@jax.jit
+def _all_finite(leaves: list[jax.Array]) -> jax.Array:
+    return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves])
+
+
+def check_finite(weights: Weights) -> None:
+    """`InputError` with the leaf and the version where a weight is not finite. One program, waited for."""
+    named = jax.tree_util.tree_leaves_with_path(weights.decode_params)
+    finite = np.asarray(_all_finite([leaf for _, leaf in named]))
+    if not finite.all():
+        leaf = jax.tree_util.keystr(named[int(np.argmin(finite))][0], simple=True, separator="/")
+        more = int((~finite).sum()) - 1
+        others = f" and {more} others" if more else ""
+        raise InputError(
+            f"weights of version {weights.version}: {leaf}{others} not finite; finite numbers alone allowed"
+        )

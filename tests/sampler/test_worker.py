@@ -83,7 +83,7 @@ def test_nothing_compiles_after_each_bucket_was_seen(engine):
     for lengths in ([7, 19], [18], [2], [11, 3]):
         generate(engine, weights, tiny.requests(lengths, 4))
     assert dict(engine.compilations) == before
-    assert before["generate"] == 1 and before["prefill"] == len(engine.buckets) == 2
+    assert before["advance"] == 1 and before["prefill"] == len(engine.buckets) == 2
     assert before["insert"] <= 2 * 3
 
 
@@ -143,11 +143,20 @@ def test_loaded_weights_outlive_the_arrays_they_came_from(engine):
 
 def test_stops_within_a_step(engine, monkeypatch):
     steps = []
-    step = engine.generate
-    monkeypatch.setattr(engine, "generate", lambda w, s: steps.append(1) or step(w, s))
+    step = engine.advance
+    monkeypatch.setattr(engine, "advance", lambda w, s: steps.append(1) or step(w, s))
     with pytest.raises(Stopped):
         generate(engine, engine.load_params(tiny.params()), tiny.requests([5], 8), lambda: len(steps) == 2)
     assert len(steps) == 2
+
+
+@pytest.mark.parametrize("order", ["longest", "shortest"])
+def test_the_order_of_the_slots_changes_no_rollout(engine, rollouts, order):
+    requests = [rollout.request for rollout in rollouts]
+    again = generate(engine, engine.load_params(tiny.params(), 3), requests, order=order)
+    for one, other in zip(again, rollouts, strict=True):
+        assert one.request is other.request
+        np.testing.assert_array_equal(one.tokens, other.tokens)
 
 
 def test_no_requests(engine):
