@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.timing import machine
-from jaxrl_sat import cli, mesh, model, objectives, sampler, sources, train
+from jaxrl_sat import cli, mesh, model, objectives, parts, sampler, sources
 from jaxrl_sat.config import RunConfig, from_config_dict, make_objective, records_read
 from jaxrl_sat.data import packing
 from jaxrl_sat.data.loader import PromptLoader
@@ -89,7 +89,7 @@ class Bench:
         config = configured(arguments, FLOAT32, FLOAT32, True)
         self.model_config = sources.read_model_config(config.model.path)
         mesh.check_fits(config, self.model_config)
-        self._tokenizer = train.load_tokenizer(config, self.model_config)
+        self._tokenizer = parts.load_tokenizer(config, self.model_config)
         self._meshes = mesh.make_meshes(config, jax.devices())
         loader = PromptLoader(
             config.data.path, "train", self._tokenizer, 0, arguments.problems, config.data.max_prompt_tokens
@@ -101,7 +101,7 @@ class Bench:
         """What the sampler of a row drew."""
         if drawing not in self._drawn:
             say(f"sampling: {drawing}")
-            engine = train.make_engine(config, self.model_config, self._meshes, self._tokenizer.eos_ids)
+            engine = parts.make_engine(config, self.model_config, self._meshes, self._tokenizer.eos_ids)
             weights = engine.load_params(self._as_trained(config), 0)
             self._drawn[drawing] = sampler.generate(engine, weights, self._requests)
         return self._drawn[drawing]
@@ -113,12 +113,12 @@ class Bench:
         """Statistics of d over all response tokens."""
         config = configured(self._arguments, trainer, drawing, replay)
         rollouts = self.rollouts(config, drawing)
-        learner = train.make_learner(config, self.model_config, self._meshes)
+        learner = parts.make_learner(config, self.model_config, self._meshes)
         records = records_read(config, make_objective(config))
         rows = (config.learner.row_tokens, config.learner.microbatch_rows)
         packed = packing.pack(rollouts, np.zeros(len(rollouts), np.float32), *rows, records)
-        batch = learner.place(packed)
-        logp = learner.logp_old(batch, {0: learner.place_params(self._as_trained(config))})
+        batch = learner.scorer.place(packed)
+        logp = learner.scorer.logp(batch, {0: learner.scorer.place_params(self._as_trained(config))})
         evidence = objectives.make_evidence(logp, batch.behaviour_logp, batch.advantages, jnp.asarray(batch.mask))
         found = objectives.finalise(objectives.staleness(evidence))
         names = ("abs_d_mean", "abs_d_max", "k3", "d_mean", "var_d", "is_deviation")

@@ -176,6 +176,7 @@ def learner_of(work: Workload, rows: int, remat: Remat) -> Learner:
         temperature=1.0,
         microbatch_rows=rows,
         num_segments=segments,
+        recomputed=False,
         replay=False,
         execution=model.Execution(layout, remat, max_segments=segments + 1),
     )
@@ -187,9 +188,9 @@ class Ours:
 
     def __init__(self, work: Workload, rows: int, remat: Remat):
         self._learner = learner_of(work, rows, remat)
-        self.params = self._learner.place_params(model.init_params(work.config, jax.random.key(0)))
-        batch = self._learner.place(batch_of(work, rows))
-        self.logp = self._learner.logp_old(batch, {0: self.params})
+        self.params = self._learner.scorer.place_params(model.init_params(work.config, jax.random.key(0)))
+        batch = self._learner.scorer.place(batch_of(work, rows))
+        self.logp = self._learner.scorer.logp(batch, {0: self.params})
         noise = 0.1 * jax.random.normal(jax.random.key(1), self.logp.shape)
         self.batch = dataclasses.replace(batch, behaviour_logp=jnp.where(batch.mask, self.logp + noise, 0.0))
         self._state: TrainState = self._learner.init(self.params)

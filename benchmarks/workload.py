@@ -150,6 +150,7 @@ def step_of(objective: PolicyLoss, work: Workload) -> tuple[Callable[..., Any], 
         temperature=1.0,
         microbatch_rows=work.rows,
         num_segments=segments_per_row(work.length),
+        recomputed=False,
         replay=False,
         execution=model.ONE_DEVICE,
     )

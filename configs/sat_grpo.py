@@ -43,6 +43,7 @@ def _cpu() -> Any:
             "dtype": "float32",
             "cache_dtype": "float32",
             "quantise": "none",
+            "score": False,
         }
     )
     config.pipeline = ConfigDict({"mode": "interval", "lag": 1})

@@ -60,6 +60,8 @@ class Sampler:
     temperature. `nucleus`: most words it may take, at most the vocabulary; all of them are recorded with the token.
     `dtype`: of the sampler's weights, cast when they are handed over; `cache_dtype`: of its keys and values.
     `quantise`: what its layers multiply in; weights are quantised once, when they are handed over.
+    `score`: log-probs at the sampling weights are computed there, by the trainer's forward pass, before the update
+    takes the batch; without it the trainer computes them, where the objective needs them.
     """
 
     group_size: Annotated[int, Range(2, 4096)]  # a group of one has no baseline: every advantage would be 0
@@ -72,6 +74,7 @@ class Sampler:
     dtype: Dtype
     cache_dtype: Dtype
     quantise: Numerics
+    score: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,12 +271,17 @@ def records_read(config: RunConfig, objective: PolicyLoss) -> Records:
     )
 
 
+def recomputes(config: RunConfig) -> bool:
+    """Whether log-probs are recomputed at the sampling weights: the objective needs them, or the sampler scores."""
+    return config.sampler.score or needs_recomputed(make_objective(config))
+
+
 def extra_forwards(config: RunConfig, objective: PolicyLoss, analysed: bool) -> dict[str, int]:
     """Forward passes beside the gradient's own, by what asks for them, of an update, analysed for direction or not."""
     return {
         "reference policy": int(config.loss.kl_coef > 0),
         "reference scale of the whole update": int(needs_first_pass(objective)),
-        "log-probs at the sampling weights": int(needs_recomputed(objective)),
+        "log-probs at the sampling weights": int(recomputes(config)),
         "direction analysis": 2 * analysed,
     }
 

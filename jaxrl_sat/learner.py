@@ -1,4 +1,4 @@
-"""The compiled functions of a run on its mesh: the train step, log-probs recomputed, and where arrays lie."""
+"""The compiled functions of a run on its mesh: the train step, and what is measured beside it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxrl_sat import model, optim
-from jaxrl_sat.layout import put
 from jaxrl_sat.objectives.direction import PredictiveKl, PredictiveTv
 from jaxrl_sat.objectives.masks import DivergenceMask, support_kl
-from jaxrl_sat.step import StepSettings, batch_axes, direction_report, recomputed_logp, train_step
+from jaxrl_sat.scorer import Scorer
+from jaxrl_sat.step import StepSettings, direction_report, train_step
 from jaxrl_sat.types import Batch, Params, TrainState
 
 
 class Learner:
-    """The compiled functions of one run on one mesh. It holds no state: what changes goes in and comes out."""
+    """The compiled functions of one run on one mesh. It holds no state: what changes goes in and comes out.
+
+    `scorer` places parameters and batches on the mesh, and recomputes log-probs there.
+    """
 
     def __init__(self, settings: StepSettings, optimizer: optax.GradientTransformation):
-        layout = settings.execution.layout
         self.settings = settings
+        self.scorer = Scorer(settings)
         self._optimizer = optimizer
-        self.param_shardings = layout.place(model.param_specs(settings.model, layout))
-        self._replicated = layout.sharding((), ())
+        self._replicated = settings.execution.layout.sharding((), ())
 
         def step(params: Params, rest: TrainState, ref_params: Params, batch: Batch, logp_old: Array) -> Any:
             state = dataclasses.replace(rest, params=params)
@@ -37,55 +39,32 @@ class Learner:
         shapes = model.abstract_params(settings.model)
         rest = TrainState(
             params=None,
-            opt_state=optim.state_shardings(optimizer, shapes, self.param_shardings),
+            opt_state=optim.state_shardings(optimizer, shapes, self.scorer.param_shardings),
             step=self._replicated,
             skipped=self._replicated,
         )
         # Parameters are not donated: coming batches are sampled by them, and log-probs recomputed with them.
-        self._step = jax.jit(step, donate_argnums=1, out_shardings=(self.param_shardings, rest, None))
-        self._recompute = jax.jit(functools.partial(recomputed_logp, settings=settings))
+        self._step = jax.jit(step, donate_argnums=1, out_shardings=(self.scorer.param_shardings, rest, None))
         self._direction = jax.jit(functools.partial(direction_report, settings=settings, mask=_analysed(settings)))
-
-    def place_params(self, params: Params) -> Params:
-        """Parameters on the trainer's mesh."""
-        return jax.device_put(params, self.param_shardings)
 
     def abstract(self, params: Params) -> TrainState:
         """Shapes, dtypes and shardings of the state, to restore into."""
-        shardings = optim.state_shardings(self._optimizer, params, self.param_shardings)
+        shardings = optim.state_shardings(self._optimizer, params, self.scorer.param_shardings)
         shapes = (jax.eval_shape(lambda p: p, params), jax.eval_shape(self._optimizer.init, params))
         placed = jax.tree.map(
             lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
             shapes,
-            (self.param_shardings, shardings),
+            (self.scorer.param_shardings, shardings),
         )
         count = jax.ShapeDtypeStruct((), jnp.int32, sharding=self._replicated)
         return TrainState(params=placed[0], opt_state=placed[1], step=count, skipped=count)
 
     def init(self, params: Params) -> TrainState:
         """The state before the first update, in the mesh's layout; `params` must lie on it already."""
-        shardings = optim.state_shardings(self._optimizer, params, self.param_shardings)
+        shardings = optim.state_shardings(self._optimizer, params, self.scorer.param_shardings)
         opt_state = jax.jit(self._optimizer.init, out_shardings=shardings)(params)
         zeros = [jax.device_put(jnp.zeros((), jnp.int32), self._replicated) for _ in range(2)]
         return TrainState(params=params, opt_state=opt_state, step=zeros[0], skipped=zeros[1])
-
-    def place(self, batch: Batch) -> Batch:
-        """A packed batch on the mesh, rows and sequences spread as the layout says."""
-        return jax.tree.map(put, batch, self.batch_shardings(batch))
-
-    def batch_shardings(self, batch: Batch) -> Batch:
-        """Where each array of a batch (or its shape struct) lies."""
-        layout = self.settings.execution.layout
-        return jax.tree_util.tree_map_with_path(
-            lambda path, x: layout.sharding(batch_axes(path, len(x.shape)), x.shape), batch
-        )
-
-    def logp_old(self, batch: Batch, versions: dict[int, Params]) -> Float[Array, "N T"]:
-        """log mu~: each token's log-prob recomputed at the version that sampled it, from `versions` by number."""
-        total = jnp.zeros_like(batch.behaviour_logp)
-        for version, params in versions.items():
-            total = jnp.where(batch.versions == version, self._recompute(params, batch), total)
-        return total
 
     def step(
         self, state: TrainState, ref_params: Params, batch: Batch, logp_old: Float[Array, "N T"]

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxrl_sat import model, optim
 from jaxrl_sat.objectives import (
@@ -33,7 +33,6 @@ from jaxrl_sat.objectives import (
     first_pass,
     make_evidence,
     needs_first_pass,
-    needs_recomputed,
     normalise,
     renormalised,
     router_loss,
@@ -63,6 +62,7 @@ class StepSettings:
     microbatch_rows: int
     num_segments: int  # segment slots of a row
     replay: bool  # route as the sampler did (R3) or freely
+    recomputed: bool  # whether logp_old is recomputed at the sampling weights, or stands for the behaviour log-probs
     execution: model.Execution  # the trainer's mesh among others
 
 
@@ -133,14 +133,25 @@ def microbatches(tree: Any, settings: StepSettings) -> tuple[Any, Callable[[Any]
 def policy_evidence(
     params: Params, batch: Batch, logp_old: Float[Array, "N T"], settings: StepSettings, **more: Any
 ) -> Evidence:
-    """The evidence of `batch` under `params`; `more` are further fields of `make_evidence`."""
+    """The evidence of `batch` under `params`; for `more` see `evidence_of`."""
     return evidence_of(policy_statistics(params, batch, settings.replay, settings), batch, logp_old, settings, **more)
 
 
 def evidence_of(
-    stats: PolicyStatistics, batch: Batch, logp_old: Float[Array, "N T"], settings: StepSettings, **more: Any
+    stats: PolicyStatistics,
+    batch: Batch,
+    logp_old: Float[Array, "N T"],
+    settings: StepSettings,
+    version: Int[AnyArray, ""] | None = None,
+    **more: Any,
 ) -> Evidence:
-    """The evidence of `batch` under a policy whose statistics are at hand."""
+    """The evidence of `batch` under a policy whose statistics are at hand; `more` are fields of `make_evidence`.
+
+    Where tokens were sampled by the very weights of this pass, number `version`, their recomputed log-prob is that of
+    this pass, to the last bit: another program of the same mathematics may round otherwise.
+    """
+    if settings.recomputed and version is not None:
+        logp_old = jnp.where(batch.versions == version, jax.lax.stop_gradient(stats.logp), logp_old)
     return make_evidence(
         stats.logp,
         batch.behaviour_logp,
@@ -164,6 +175,7 @@ def microbatch_loss(
     ref_params: Params,
     batch: Batch,
     logp_old: Float[Array, "N T"],
+    version: Int[AnyArray, ""],
     scale: UpdateScale | None,
     settings: StepSettings,
 ) -> tuple[Float[Array, ""], LossOut]:
@@ -173,14 +185,14 @@ def microbatch_loss(
         # The reference is a policy of its own, so it routes freely.
         more["logp_ref"] = jax.lax.stop_gradient(policy_statistics(ref_params, batch, False, settings).logp)
     stats = policy_statistics(params, batch, settings.replay, settings)
-    evidence = evidence_of(stats, batch, logp_old, settings, **more)
+    evidence = evidence_of(stats, batch, logp_old, settings, version, **more)
     out = total_loss(
         settings.objective, evidence, settings.kl_coef, settings.kl_kind, settings.entropy_coef, settings.kl_level
     )
     metrics = combine(out.metrics, staleness(evidence))
     if batch.topk_ids.shape[-1]:
         metrics = combine(metrics, divergences(evidence))
-    if needs_recomputed(settings.objective):
+    if settings.recomputed:
         metrics = combine(metrics, staleness_split(evidence))
     loss_sum = out.loss_sum
     if stats.router is not None:
@@ -192,7 +204,11 @@ def microbatch_loss(
 
 
 def update_scales(
-    params: Params, parts: tuple[Batch, Array], whole: Callable[[Any], Any], settings: StepSettings
+    params: Params,
+    parts: tuple[Batch, Array],
+    whole: Callable[[Any], Any],
+    version: Int[AnyArray, ""],
+    settings: StepSettings,
 ) -> UpdateScale | None:
     """The reference scale of a whole update, by one forward pass more over its `microbatches`.
 
@@ -204,7 +220,7 @@ def update_scales(
 
     def compute(part: tuple[Batch, Array]) -> tuple[Array, Array, Array]:
         batch, logp_old = whole(part)
-        evidence = policy_evidence(params, batch, logp_old, settings)
+        evidence = policy_evidence(params, batch, logp_old, settings, version=version)
         return (*first_pass(settings.objective, evidence), evidence.turn_ids)
 
     def measure(part: tuple[Batch, Array]) -> tuple[Array, Array, Array]:
@@ -216,18 +232,23 @@ def update_scales(
 
 
 def summed_gradient(
-    params: Params, ref_params: Params, batch: Batch, logp_old: Float[Array, "N T"], settings: StepSettings
+    params: Params,
+    ref_params: Params,
+    batch: Batch,
+    logp_old: Float[Array, "N T"],
+    version: Int[AnyArray, ""],
+    settings: StepSettings,
 ) -> tuple[Params, Any]:
     """Gradient of the summed loss and the combined (loss sum, count, active tokens, metrics) over all microbatches.
 
-    A microbatch without an active token is padding and is not computed.
+    `version` is the number of the weights `params`. A microbatch without an active token is padding, and not computed.
     """
     parts, whole = microbatches((batch, logp_old), settings)
-    scale = update_scales(params, parts, whole, settings)
+    scale = update_scales(params, parts, whole, version, settings)
     gradient = jax.grad(microbatch_loss, has_aux=True)
 
     def compute(part: tuple[Batch, Array, Array | None]) -> tuple[Params, Any]:
-        grads, out = gradient(params, ref_params, *whole(part[:2]), _of_part(scale, part[2]), settings)
+        grads, out = gradient(params, ref_params, *whole(part[:2]), version, _of_part(scale, part[2]), settings)
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)  # bfloat16 would lose small microbatches
         return grads, (out.loss_sum, out.count, out.n_active, out.metrics)
 
@@ -262,7 +283,8 @@ def train_step(
     Where the loss or the gradient is not finite, or no token is active, parameters and optimizer stay bitwise as
     they were and `skipped` counts one more: one bad batch must not end a run.
     """
-    grads, (loss_sum, count, n_active, metrics) = summed_gradient(state.params, ref_params, batch, logp_old, settings)
+    found = summed_gradient(state.params, ref_params, batch, logp_old, state.step, settings)
+    grads, (loss_sum, count, n_active, metrics) = found
     grads = jax.tree.map(lambda g: normalise(g, count), grads)
     loss, grad_norm = normalise(loss_sum, count), optax.tree.norm(grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)

@@ -23,21 +23,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_sat import config as config_lib
-from jaxrl_sat import evaluate, mesh, metrics, model, optim, rewards, sampler, sources
+from jaxrl_sat import evaluate, mesh, metrics, model, parts, rewards, sampler, sources
 from jaxrl_sat.checkpoint import Checkpointer
 from jaxrl_sat.config import RunConfig
-from jaxrl_sat.data import catalogue, packing
+from jaxrl_sat.data import catalogue
 from jaxrl_sat.data.loader import PromptLoader
 from jaxrl_sat.data.tokenizer import Tokenizer
+from jaxrl_sat.layout import put
 from jaxrl_sat.learner import Learner
-from jaxrl_sat.objectives import ADVANTAGES, needs_recomputed, overlong_shaping
+from jaxrl_sat.objectives import ADVANTAGES, overlong_shaping
 from jaxrl_sat.pipeline import lag, requests
 from jaxrl_sat.pipeline.handoff import WeightStore
 from jaxrl_sat.pipeline.staleness import measured as measured_staleness
 from jaxrl_sat.report import curves
 from jaxrl_sat.schedule import due
-from jaxrl_sat.step import StepSettings
-from jaxrl_sat.types import Batch, InputError, Params, Prompt, Request, Rollout, SamplingParams, TrainState
+from jaxrl_sat.types import Params, Prompt, Request, Rollout, TrainState
 from jaxrl_sat.workdir import check_same_run, claimed, record_config
 
 
@@ -64,67 +64,6 @@ class StopSignal:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def load_tokenizer(config: RunConfig, model_config: model.ModelConfig) -> Tokenizer:
-    """The tokenizer beside the model; `InputError` where it has words that the model does not know."""
-    folder = sources.model_folder(config.model.path)
-    tokenizer = Tokenizer.load(folder)
-    if tokenizer.vocab_size > model_config.vocab_size:
-        raise InputError(
-            f"model.path: the tokenizer in {folder} has {tokenizer.vocab_size} words; "
-            f"allowed: {model_config.vocab_size} or fewer, the model's vocab_size"
-        )
-    return tokenizer
-
-
-def make_learner(config: RunConfig, model_config: model.ModelConfig, meshes: mesh.Meshes) -> Learner:
-    """The train step of a configuration, sharded over the trainer's mesh."""
-    settings = StepSettings(
-        model=model_config,
-        objective=config_lib.make_objective(config),
-        kl_coef=config.loss.kl_coef,
-        kl_kind=config.loss.kl_kind,
-        kl_level=config.loss.kl_level,
-        entropy_coef=config.loss.entropy_coef,
-        load_balance_coef=config.loss.load_balance_coef,
-        router_z_coef=config.loss.router_z_coef,
-        temperature=config.sampler.temperature,
-        microbatch_rows=config.learner.microbatch_rows,
-        num_segments=packing.segments_per_row(config.learner.row_tokens),
-        replay=config.learner.replay,
-        execution=model.Execution(
-            layout=meshes.trainer_layout,
-            remat=config.learner.remat,
-            numerics=config.learner.quantise,
-            router_sums=config.loss.load_balance_coef > 0 or config.loss.router_z_coef > 0,
-            max_segments=packing.segments_per_row(config.learner.row_tokens) + 1,
-        ),
-    )
-    optimizer = optim.make_optimizer(**dataclasses.asdict(config.optimizer))
-    return Learner(settings, optimizer)
-
-
-def make_engine(
-    config: RunConfig, model_config: model.ModelConfig, meshes: mesh.Meshes, stop_ids: tuple[int, ...]
-) -> sampler.RolloutEngine:
-    """The sampling engine of a configuration on the sampler's mesh."""
-    drawing = config.sampler
-    sampling = SamplingParams(
-        drawing.temperature, drawing.max_response_tokens, stop_ids, drawing.top_p, drawing.nucleus
-    )
-    return sampler.RolloutEngine(
-        config=model_config,
-        layout=meshes.sampler_layout,
-        slots=config.sampler.slots,
-        max_prompt_tokens=config.data.max_prompt_tokens,
-        max_response_tokens=config.sampler.max_response_tokens,
-        sampling=sampling,
-        topk=min(config.sampler.topk, model_config.vocab_size),
-        dtype=config.sampler.dtype,
-        cache_dtype=config.sampler.cache_dtype,
-        numerics=config.sampler.quantise,
-    )
 
 
 def restore_or_init(
@@ -165,7 +104,7 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
     """Data, model, meshes, learner, state and sampler of a run, the sampler not yet started."""
     model_config = sources.read_model_config(config.model.path)
     mesh.check_fits(config, model_config)
-    tokenizer = load_tokenizer(config, model_config)
+    tokenizer = parts.load_tokenizer(config, model_config)
     loader = PromptLoader(
         config.data.path, "train", tokenizer, config.seed, config.data.prompts_per_update, config.data.max_prompt_tokens
     )
@@ -175,10 +114,12 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
         asked = PromptLoader(path, "test", tokenizer, config.seed, 1, config.data.max_prompt_tokens, key=key)
         held_out[data_set.name] = asked.eval_prompts(config.eval.problems)
     meshes = mesh.make_meshes(config, jax.devices())
-    learner = make_learner(config, model_config, meshes)
-    _, params = model.load_hf(sources.model_address(config.model.path), config.model.dtype, learner.param_shardings)
+    learner = parts.make_learner(config, model_config, meshes)
+    _, params = model.load_hf(
+        sources.model_address(config.model.path), config.model.dtype, learner.scorer.param_shardings
+    )
     state, versions = restore_or_init(learner, checkpoints, config, params)
-    engine = make_engine(config, model_config, meshes, tokenizer.eos_ids)
+    engine = parts.make_engine(config, model_config, meshes, tokenizer.eos_ids)
 
     store = WeightStore(config.pipeline.mode, config.pipeline.lag, engine.load_params)
     for version in sorted(versions):
@@ -197,6 +138,7 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
         stop=config.updates,
         capacity=lag.batches_ahead(config.pipeline.mode, config.pipeline.lag),
         device_lock=device_lock,
+        score=parts.make_score(config, learner, meshes, store) if config.sampler.score else None,
     )
     run = Run(config, folder, tokenizer, held_out, learner, params, store, engine, thread, checkpoints, device_lock)
     return run, state
@@ -220,18 +162,19 @@ def evaluation(run: Run, params: Params, step: int, stop: StopSignal) -> dict[st
 
 
 def learn(
-    run: Run, state: TrainState, rollouts: list[Rollout], scores: np.ndarray, measure_direction: bool
+    run: Run, state: TrainState, taken: sampler.RolloutBatch, scores: np.ndarray, measure_direction: bool
 ) -> tuple[TrainState, dict[str, float], np.ndarray]:
-    """One update on `rollouts`: the new state, its metrics, and the advantages used."""
-    config, objective = run.config, run.learner.settings.objective
-    advantage = advantages(config, rollouts, scores)
-    rows = (config.learner.row_tokens, config.learner.microbatch_rows)
-    packed = packing.pack(rollouts, advantage, *rows, config_lib.records_read(config, objective))
+    """One update on what was taken: the new state, its metrics, and the advantages used."""
+    config, objective, scorer = run.config, run.learner.settings.objective, run.learner.scorer
+    advantage = advantages(config, taken.rollouts, scores)
+    packed = parts.packed_rows(config, taken.rollouts, advantage)
     staleness = int(state.step) - packed.versions[packed.mask]
-    batch = run.learner.place(packed)
+    batch = scorer.place(packed)
     logp_old = batch.behaviour_logp
-    if needs_recomputed(objective):
-        logp_old = run.learner.logp_old(batch, _sampled_by(run, packed))
+    if taken.logp is not None:
+        logp_old = put(taken.logp, logp_old.sharding)
+    elif run.learner.settings.recomputed:
+        logp_old = scorer.logp(batch, parts.sampled_by(run.store, packed))
     new, report = run.learner.step(state, run.ref_params, batch, logp_old)
     if measure_direction:
         report = report | run.learner.direction(state.params, new.params, batch)
@@ -249,10 +192,6 @@ def advantages(config: RunConfig, rollouts: Sequence[Rollout], scores: np.ndarra
     rewarded = jnp.asarray(scores) + overlong_shaping(jnp.asarray(lengths), *limits)
     form = ADVANTAGES[config.loss.advantage]
     return np.asarray(form(rewarded, jnp.asarray(groups), config.data.prompts_per_update))
-
-
-def _sampled_by(run: Run, packed: Batch) -> dict[int, Params]:
-    return {int(v): run.store.trainer_params(int(v)) for v in np.unique(packed.versions[packed.mask])}
 
 
 def rollout_metrics(rollouts: list[Rollout], scores: np.ndarray, seconds: float) -> dict[str, float]:
@@ -318,7 +257,7 @@ def loop(run: Run, state: TrainState, log: metrics.Log, stop: StopSignal, owed: 
         scores = score(taken.rollouts, run.tokenizer)
         with run.device_lock:  # on one device the sampler's turn ends here, and waiting for it is waiting for rollouts
             learning = time.perf_counter()
-            state, learned, advantage = learn(run, state, taken.rollouts, scores, step in look)
+            state, learned, advantage = learn(run, state, taken, scores, step in look)
             publishing = time.perf_counter()
             weights = run.store.publish(state.params, step)
             jax.block_until_ready(weights.decode_params if weights else None)
@@ -333,6 +272,7 @@ def loop(run: Run, state: TrainState, log: metrics.Log, stop: StopSignal, owed: 
             "time/step_s": ended - began,
             "time/rollout_wait_s": learning - began,
             "time/handoff_s": ended - publishing,
+            "time/score_s": taken.score_s,
         }
         if step in show:
             records = readable(run, step, taken.rollouts, scores, advantage)

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "jaxrl_sat"
 FOLDERS = ("jaxrl_sat", "configs", "benchmarks", "tests")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
-TOP = {"train", "aot", "plan", "main"}
+TOP = {"train", "parts", "aot", "plan", "main"}
 """Files that put a run together, and so may know both the sampler and the learner."""
 
 MAY_IMPORT = {
@@ -35,7 +35,8 @@ MAY_IMPORT = {
     "pipeline": {"types"},
     "rewards": {"types"},
     "step": {"types", "model", "objectives", "optim"},
-    "learner": {"types", "layout", "model", "objectives", "optim", "step"},
+    "scorer": {"types", "layout", "model", "step"},
+    "learner": {"types", "layout", "model", "objectives", "optim", "scorer", "step"},
     "config": {"types", "schema", "objectives", "pipeline"},
     "mesh": {"types", "layout", "model", "config"},
 }

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 from ml_collections import ConfigDict
 
-from jaxrl_sat import mesh, model, optim, plan, schema, sources, train
+from jaxrl_sat import mesh, model, optim, parts, plan, schema, sources
 from jaxrl_sat.config import RunConfig, from_config_dict, make_objective, records_read
 from jaxrl_sat.learner import Learner
 from jaxrl_sat.objectives import make_evidence, normalise, policy_loss
@@ -38,6 +38,7 @@ OTHER: dict[str, Any] = {
     "sampler.dtype": "bfloat16",
     "sampler.cache_dtype": "bfloat16",
     "sampler.quantise": "fp8",
+    "sampler.score": True,
     "pipeline.mode": "fixed",
     "pipeline.lag": 2,
     "objective.eps_low": 0.1,
@@ -155,7 +156,7 @@ def planned(config: RunConfig) -> dict[str, Any]:
 
 def made_learner(config: RunConfig) -> Learner:
     model_config = sources.read_model_config(config.model.path)
-    return train.make_learner(config, model_config, mesh.make_meshes(config, jax.devices()))
+    return parts.make_learner(config, model_config, mesh.make_meshes(config, jax.devices()))
 
 
 def lowered_objective(config: RunConfig) -> str:

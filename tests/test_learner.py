@@ -18,6 +18,7 @@ from jaxrl_sat.learner import Learner
 from jaxrl_sat.mesh import TRAINER_RULES
 from jaxrl_sat.objectives import grpo, gspo, sat_grpo
 from jaxrl_sat.optim import make_optimizer
+from jaxrl_sat.scorer import Scorer
 from jaxrl_sat.step import StepSettings
 from jaxrl_sat.types import Prompt, Request, Rollout, TopK
 
@@ -67,6 +68,7 @@ def settings(**changes) -> StepSettings:
         temperature=1.0,
         microbatch_rows=4,
         num_segments=packing.segments_per_row(ROW_TOKENS),
+        recomputed=False,
         replay=True,
         execution=model.Execution(trainer_layout(1, 1, 1, 1, 1)),
     )
@@ -136,7 +138,7 @@ def reference_loss(params, tokens, active, behaviour_logp, advantages):
 
 def test_update_equals_textbook_loss_gradient_and_adam(params, batch):
     learner = make_learner(settings())
-    placed = learner.place(batch)
+    placed = learner.scorer.place(batch)
     state, report = learner.step(learner.init(params), params, placed, placed.behaviour_logp)
     loss, grads = reference_loss(params, *unpacked(batch))
     np.testing.assert_allclose(report["train/loss"], loss, rtol=1e-5)
@@ -155,7 +157,7 @@ def test_microbatches_change_nothing(params, batch):
     results = []
     for rows in (4, batch.tokens.shape[0]):
         learner = make_learner(settings(objective=gspo(), microbatch_rows=rows, kl_coef=0.1, entropy_coef=0.01))
-        placed = learner.place(batch)
+        placed = learner.scorer.place(batch)
         ref = jax.tree.map(lambda x: x * 1.1, params)
         results.append(learner.step(learner.init(params), ref, placed, placed.behaviour_logp))
     (state, report), (whole, whole_report) = results
@@ -174,9 +176,9 @@ def test_mesh_changes_nothing(params, batch):
     results = []
     for config in (settings(objective=sat_grpo()), settings(objective=sat_grpo(), execution=spread)):
         learner = make_learner(config)
-        placed = learner.place(batch)
-        state = learner.init(learner.place_params(params))
-        results.append(learner.step(state, learner.place_params(params), placed, placed.behaviour_logp))
+        placed = learner.scorer.place(batch)
+        state = learner.init(learner.scorer.place_params(params))
+        results.append(learner.step(state, learner.scorer.place_params(params), placed, placed.behaviour_logp))
     (state, report), (sharded, sharded_report) = results
     for name in report:
         np.testing.assert_allclose(report[name], sharded_report[name], rtol=2e-4, atol=1e-6, err_msg=name)
@@ -191,7 +193,7 @@ def test_padding_rows_change_nothing(params, batch):
     learner = make_learner(settings())
     results = [
         learner.step(learner.init(params), params, placed, placed.behaviour_logp)
-        for placed in (learner.place(batch), learner.place(longer))
+        for placed in (learner.scorer.place(batch), learner.scorer.place(longer))
     ]
     jax.tree.map(np.testing.assert_array_equal, results[0], results[1])
 
@@ -206,12 +208,12 @@ def test_bad_step_is_skipped_and_counted(params, batch, fault):
         bad = batch.replace(mask=np.zeros_like(batch.mask))
     else:
         bad, start = batch, jax.tree.map(lambda x: x * np.nan, params)
-    placed = learner.place(bad)
+    placed = learner.scorer.place(bad)
     before = jax.device_get(learner.init(start))
     state, report = learner.step(learner.init(start), params, placed, placed.behaviour_logp)
     assert int(report["train/skipped"]) == 1 and int(state.step) == 1
     jax.tree.map(np.testing.assert_array_equal, (state.params, state.opt_state), (before.params, before.opt_state))
-    good = learner.place(batch)
+    good = learner.scorer.place(batch)
     state, report = learner.step(dataclasses.replace(state, params=params), params, good, good.behaviour_logp)
     assert int(report["train/skipped"]) == 1 and int(state.step) == 2 and float(report["train/grad_norm"]) > 0
 
@@ -220,13 +222,13 @@ def test_bad_step_is_skipped_and_counted(params, batch, fault):
 def test_parameters_stay_the_rounding_of_their_master_copy_and_a_skipped_step_leaves_both(params, batch):
     learner = Learner(settings(), make_optimizer(1e-5, 0.9, 0.98, 1e-8, 1e9, master_copy=True))
     narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-    placed = learner.place(batch)
+    placed = learner.scorer.place(batch)
     state, _ = learner.step(learner.init(narrow), narrow, placed, placed.behaviour_logp)
     for start, now, master in zip(*map(jax.tree.leaves, (narrow, state.params, state.opt_state.master)), strict=True):
         np.testing.assert_array_equal(now, master.astype(jnp.bfloat16))
         assert not np.array_equal(master, start.astype(jnp.float32))
     before = jax.device_get(state)
-    bad = learner.place(batch.replace(advantages=np.where(batch.mask, np.float32("inf"), 0)))
+    bad = learner.scorer.place(batch.replace(advantages=np.where(batch.mask, np.float32("inf"), 0)))
     state, report = learner.step(state, narrow, bad, bad.behaviour_logp)
     assert int(report["train/skipped"]) == 1
     jax.tree.map(np.testing.assert_array_equal, (state.params, state.opt_state), (before.params, before.opt_state))
@@ -236,10 +238,10 @@ def test_recomputed_logp_takes_each_token_at_its_version(params, batch):
     other = jax.tree.map(lambda x: x * 1.2, params)
     mixed = batch.replace(versions=np.where(batch.mask, 3 + (batch.positions % 2), 0).astype(np.int32))
     learner = make_learner(settings(temperature=0.7))
-    placed = learner.place(mixed)
-    both = learner.logp_old(placed, {3: params, 4: other})
+    placed = learner.scorer.place(mixed)
+    both = learner.scorer.logp(placed, {3: params, 4: other})
     for version, source in ((3, params), (4, other)):
-        alone = learner.logp_old(learner.place(batch), {3: source})
+        alone = learner.scorer.logp(learner.scorer.place(batch), {3: source})
         where = mixed.mask & (mixed.versions == version)
         np.testing.assert_array_equal(np.asarray(both)[where], np.asarray(alone)[where])
         row, column = np.argwhere(where)[0]
@@ -250,6 +252,17 @@ def test_recomputed_logp_takes_each_token_at_its_version(params, batch):
             np.testing.assert_allclose(both[row, column], logp[batch.tokens[row, column]], atol=1e-5)
 
 
+def test_another_mesh_of_the_same_shape_scores_to_the_same_bits(params, batch):
+    learner = make_learner(settings(temperature=0.7))
+    execution = learner.settings.execution
+    names = ("data", "fsdp", "expert", "context", "tensor")
+    other = Layout.of(Mesh(np.asarray(jax.devices()[-1:]).reshape((1,) * 5), names), TRAINER_RULES)
+    scorer = Scorer(dataclasses.replace(learner.settings, execution=dataclasses.replace(execution, layout=other)))
+    found = [s.logp(s.place(batch), {0: s.place_params(params)}) for s in (learner.scorer, scorer)]
+    assert found[0].devices() != found[1].devices() and np.any(found[0])
+    np.testing.assert_array_equal(*found)
+
+
 def test_replay_follows_the_record_and_free_routing_the_model(params, batch):
     scrambled = batch.replace(
         routing=batch.routing.replace(expert_ids=(batch.routing.expert_ids + 1) % CONFIG.num_experts)
@@ -258,7 +271,7 @@ def test_replay_follows_the_record_and_free_routing_the_model(params, batch):
     for replay in (True, False):
         learner = make_learner(settings(replay=replay))
         for name, data in (("own", batch), ("scrambled", scrambled)):
-            placed = learner.place(data)
+            placed = learner.scorer.place(data)
             _, report = learner.step(learner.init(params), params, placed, placed.behaviour_logp)
             losses[replay, name] = float(report["train/loss"])
     assert losses[False, "own"] == losses[False, "scrambled"]

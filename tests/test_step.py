@@ -100,6 +100,7 @@ def settings(objective: PolicyLoss, microbatch_rows: int = 2, kl_coef: float = 0
         temperature=TEMPERATURE,
         microbatch_rows=microbatch_rows,
         num_segments=packing.segments_per_row(ROW),
+        recomputed=False,
         replay=True,
         execution=model.ONE_DEVICE,
     )
@@ -161,9 +162,9 @@ def test_nucleus_renormalises_both_policies(params) -> None:
 
 
 def loss_and_metrics(params, batch: Batch, config: step.StepSettings):
-    grads, (total, count, _, metrics) = jax.jit(lambda p, b: step.summed_gradient(p, p, b, b.behaviour_logp, config))(
-        params, batch
-    )
+    grads, (total, count, _, metrics) = jax.jit(
+        lambda p, b: step.summed_gradient(p, p, b, b.behaviour_logp, jnp.int32(0), config)
+    )(params, batch)
     return jax.tree.map(lambda g: g / count, grads), total / count, metrics.means["sat/q"]
 
 

@@ -132,6 +132,19 @@ def test_sync_in_float32_is_on_policy(tmp_path, model_folder):
     assert all(r["clip/fraction"] == 0 and r["kl/ref"] is None for r in records)
 
 
+@pytest.mark.slow
+def test_log_probs_scored_by_the_sampler_are_the_trainers_own(tmp_path, model_folder):
+    """The same run to the last bit, be log-probs at the sampling weights computed on one mesh or the other; of tokens
+    that the current weights sampled they are those of the update itself."""
+    settings = {"recipe": "sat_gspo", "pipeline__mode": "fixed", "pipeline__lag": 1, "updates": 3, "eval__every": 0}
+    settings |= {"objective__denominator": "recomputed"}
+    trainer = run(tmp_path / "trainer", model_folder, **settings)
+    scored = run(tmp_path / "sampler", model_folder, **settings, sampler__score=True)
+    assert timeless(scored) == timeless(trainer)
+    assert [r["time/score_s"] > 0 for r in scored] == [True] * 3
+    assert scored[0]["staleness/abs_policy_mean"] == 0 < scored[2]["staleness/abs_policy_mean"]
+
+
 def test_fixed_lag_resumes_to_the_same_numbers(tmp_path, model_folder):
     settings = {"pipeline__mode": "fixed", "pipeline__lag": 2, "updates": 6}
     whole = run(tmp_path / "whole", model_folder, **settings)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_sat import config as config_lib
-from jaxrl_sat import mesh, model, train
+from jaxrl_sat import mesh, model, parts
 from jaxrl_sat.aot.topology import Topology
 from jaxrl_sat.config import RunConfig
 from jaxrl_sat.data import packing
@@ -103,11 +103,11 @@ def most_microbatches(config: RunConfig) -> int:
 def _train(
     config: RunConfig, model_config: model.ModelConfig, meshes: mesh.Meshes, sizes: dict[str, int], microbatches: int
 ) -> Program:
-    learner = train.make_learner(config, model_config, meshes)
+    learner = parts.make_learner(config, model_config, meshes)
     state = learner.abstract(model.abstract_params(model_config, config.model.dtype))
     rows = config.learner.microbatch_rows
     shapes = batch_shapes(config, model_config, microbatches * rows)
-    batch = _placed(shapes, learner.batch_shardings(shapes))
+    batch = _placed(shapes, learner.scorer.batch_shardings(shapes))
     gradient = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), state.params)
     tokens = rows * config.learner.row_tokens
     extra = config_lib.extra_forwards(config, learner.settings.objective, False)
@@ -168,7 +168,7 @@ def _sampling(
 ) -> Program:
     eos = model_config.eos_token_id
     stop_ids = (eos,) if isinstance(eos, int) else tuple(eos or ())
-    engine = train.make_engine(config, model_config, meshes, stop_ids)
+    engine = parts.make_engine(config, model_config, meshes, stop_ids)
     layout = meshes.sampler_layout
     handed = functools.partial(model.decode_params, dtype=config.sampler.dtype, numerics=config.sampler.quantise)
     decode_shapes = jax.eval_shape(handed, model.abstract_params(model_config, config.model.dtype))

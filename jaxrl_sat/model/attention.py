@@ -106,7 +106,7 @@ def _attention(
 
 def _attention_forward(
     plan: _Plan, q: Array, k: Array, v: Array, q_segments: Array, k_segments: Array, start: AnyArray
-) -> tuple[Array, tuple[Array, ...]]:
+) -> tuple[Array, tuple[AnyArray, ...]]:
     """The output, and what the backward pass keeps: with it the log of each query's normaliser, [B, KV, G, Q, 1]."""
     outs, normalisers = [], []
     for first, end, chunk, keys in plan:
@@ -132,7 +132,7 @@ def _forward_block(
     return None, (out.astype(v.dtype), largest + jnp.log(total))
 
 
-def _attention_backward(plan: _Plan, kept: tuple[Array, ...], d_out: Array) -> tuple[Array | None, ...]:
+def _attention_backward(plan: _Plan, kept: tuple[AnyArray, ...], d_out: Array) -> tuple[Array | None, ...]:
     q, k, v, q_segments, k_segments, start, out, normaliser = kept
     wide = normaliser.dtype
     # sum over keys of weight * d_weight, as the output already holds it
@@ -194,18 +194,3 @@ def _queries(groups: int, x: Float[Array, "N B KV R d"]) -> Float[Array, "B KV G
     """The other way."""
     chunks = jnp.moveaxis(x.reshape(*x.shape[:3], groups, -1, x.shape[-1]), 0, 3)
     return chunks.reshape(*chunks.shape[:3], -1, x.shape[-1])
-
-
-def attend_cache(
-    q: Float[Array, "S H hd"],
-    k: Float[Array, "S L KV hd"],
-    v: Float[Array, "S L KV hd"],
-    positions: Int[Array, " S"],
-) -> Float[Array, "S H hd"]:
-    """One query a slot against the cached positions 0..position. Softmax in float32."""
-    slots, heads, head_dim = q.shape
-    q = q.reshape(slots, k.shape[2], heads // k.shape[2], head_dim) * head_dim**-0.5
-    scores = einsum("skgd,slkd->skgl", q, k, out=jnp.float32)
-    visible = jnp.arange(k.shape[1]) <= positions[:, None]
-    probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1)
-    return einsum("skgl,slkd->skgd", probs.astype(v.dtype), v).reshape(slots, heads, head_dim)

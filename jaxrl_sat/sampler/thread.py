@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+
 from jaxrl_sat.sampler import worker
 from jaxrl_sat.sampler.weights import Weights
 from jaxrl_sat.types import Request, Rollout
@@ -25,12 +27,17 @@ POLL_SECONDS = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class RolloutBatch:
-    """The rollouts update `update` trains on, sampled by weights `version` in `generate_s` seconds."""
+    """The rollouts update `update` trains on, sampled by weights `version` in `generate_s` seconds.
+
+    `logp`: of their tokens in packed rows, [N, T], where the thread was given `score`, which took `score_s` seconds.
+    """
 
     update: int
     version: int
     rollouts: list[Rollout]
     generate_s: float
+    logp: np.ndarray | None = None
+    score_s: float = 0.0
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,6 +62,7 @@ class SamplerThread(threading.Thread):
     Batch j waits until `weights_for(version_of(j))` gives weights; call `notify` whenever that may have changed.
     Evaluations are served between batches. `device_lock` is held while a batch or an evaluation is on the device: do
     not hold it in `take`, `evaluate` or `close`. After the last batch the thread serves evaluations until `close`.
+    `score` computes log-probs of a batch's rollouts while the sampler's devices are still at it.
     """
 
     def __init__(
@@ -68,13 +76,14 @@ class SamplerThread(threading.Thread):
         capacity: int,
         device_lock: AbstractContextManager[Any] | None = None,
         generate: Callable[..., list[Rollout]] = worker.generate,
+        score: Callable[[list[Rollout]], np.ndarray] | None = None,
     ):
         super().__init__(name="sampler", daemon=True)
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}; the sampler needs room for at least 1 batch")
         self._engine = engine
         self._weights_for, self._version_of, self._requests_for = weights_for, version_of, requests_for
-        self._generate = generate
+        self._generate, self._score = generate, score
         self._device_lock = contextlib.nullcontext() if device_lock is None else device_lock
         self._last, self._capacity = stop, capacity
         self._next = start  # only the thread moves it
@@ -202,8 +211,12 @@ class SamplerThread(threading.Thread):
         with self._device_lock:
             began = time.perf_counter()
             rollouts = self._generate(self._engine, weights, requests, self._should_stop)
-            seconds = time.perf_counter() - began
-        batch = RolloutBatch(self._next, weights.version, rollouts, seconds)
+            generated = time.perf_counter()
+            logp = None if self._score is None else self._score(rollouts)
+            scored = time.perf_counter()
+        batch = RolloutBatch(
+            self._next, weights.version, rollouts, generated - began, logp, scored - generated if self._score else 0.0
+        )
         self._next += 1
         with self._changed:
             self._ready.append(batch)

@@ -1,0 +1,117 @@
+"""The parts of a run, each made from its configuration; what puts them to work is `jaxrl_sat.train` and its like."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxrl_sat import config as config_lib
+from jaxrl_sat import mesh, model, optim, sampler, sources
+from jaxrl_sat.config import RunConfig
+from jaxrl_sat.data import packing
+from jaxrl_sat.data.tokenizer import Tokenizer
+from jaxrl_sat.learner import Learner
+from jaxrl_sat.pipeline.handoff import WeightStore
+from jaxrl_sat.scorer import Scorer
+from jaxrl_sat.step import StepSettings
+from jaxrl_sat.types import Batch, InputError, Params, Rollout, SamplingParams
+
+
+def load_tokenizer(config: RunConfig, model_config: model.ModelConfig) -> Tokenizer:
+    """The tokenizer beside the model; `InputError` where it has words that the model does not know."""
+    folder = sources.model_folder(config.model.path)
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.vocab_size > model_config.vocab_size:
+        raise InputError(
+            f"model.path: the tokenizer in {folder} has {tokenizer.vocab_size} words; "
+            f"allowed: {model_config.vocab_size} or fewer, the model's vocab_size"
+        )
+    return tokenizer
+
+
+def make_learner(config: RunConfig, model_config: model.ModelConfig, meshes: mesh.Meshes) -> Learner:
+    """The train step of a configuration, sharded over the trainer's mesh."""
+    settings = StepSettings(
+        model=model_config,
+        objective=config_lib.make_objective(config),
+        kl_coef=config.loss.kl_coef,
+        kl_kind=config.loss.kl_kind,
+        kl_level=config.loss.kl_level,
+        entropy_coef=config.loss.entropy_coef,
+        load_balance_coef=config.loss.load_balance_coef,
+        router_z_coef=config.loss.router_z_coef,
+        temperature=config.sampler.temperature,
+        microbatch_rows=config.learner.microbatch_rows,
+        num_segments=packing.segments_per_row(config.learner.row_tokens),
+        replay=config.learner.replay,
+        recomputed=config_lib.recomputes(config),
+        execution=model.Execution(
+            layout=meshes.trainer_layout,
+            remat=config.learner.remat,
+            numerics=config.learner.quantise,
+            router_sums=config.loss.load_balance_coef > 0 or config.loss.router_z_coef > 0,
+            max_segments=packing.segments_per_row(config.learner.row_tokens) + 1,
+        ),
+    )
+    optimizer = optim.make_optimizer(**dataclasses.asdict(config.optimizer))
+    return Learner(settings, optimizer)
+
+
+def make_engine(
+    config: RunConfig,
+    model_config: model.ModelConfig,
+    meshes: mesh.Meshes,
+    stop_ids: tuple[int, ...],
+    tokenizer: Tokenizer | None = None,
+    restricted: bool = False,
+) -> sampler.RolloutEngine:
+    """The sampling engine of a configuration on the sampler's mesh.
+
+    `tokenizer`: for JetStream's text requests. `restricted`: requests may have a top-p or top-k of their own.
+    """
+    drawing = config.sampler
+    sampling = SamplingParams(
+        drawing.temperature, drawing.max_response_tokens, stop_ids, drawing.top_p, drawing.nucleus
+    )
+    return sampler.RolloutEngine(
+        config=model_config,
+        layout=meshes.sampler_layout,
+        slots=config.sampler.slots,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        max_response_tokens=config.sampler.max_response_tokens,
+        sampling=sampling,
+        topk=min(config.sampler.topk, model_config.vocab_size),
+        dtype=config.sampler.dtype,
+        cache_dtype=config.sampler.cache_dtype,
+        numerics=config.sampler.quantise,
+        tokenizer=tokenizer,
+        restricted=restricted,
+    )
+
+
+def packed_rows(config: RunConfig, rollouts: Sequence[Rollout], advantage: np.ndarray) -> Batch:
+    """The rollouts in rows; which row each is in does not hang on its advantage."""
+    records = config_lib.records_read(config, config_lib.make_objective(config))
+    return packing.pack(rollouts, advantage, config.learner.row_tokens, config.learner.microbatch_rows, records)
+
+
+def sampled_by(store: WeightStore[sampler.Weights], packed: Batch) -> dict[int, Params]:
+    """The parameters that sampled the tokens of a batch, by version."""
+    return {int(v): store.trainer_params(int(v)) for v in np.unique(packed.versions[packed.mask])}
+
+
+def make_score(
+    config: RunConfig, learner: Learner, meshes: mesh.Meshes, store: WeightStore[sampler.Weights]
+) -> Callable[[list[Rollout]], np.ndarray]:
+    """Log-probs of rollouts in packed rows, by the trainer's forward pass on the sampler's mesh."""
+    execution = dataclasses.replace(learner.settings.execution, layout=meshes.sampler_layout)
+    scorer = Scorer(dataclasses.replace(learner.settings, execution=execution))
+
+    def score(rollouts: list[Rollout]) -> np.ndarray:
+        packed = packed_rows(config, rollouts, np.zeros(len(rollouts), np.float32))
+        versions = {v: scorer.place_params(params) for v, params in sampled_by(store, packed).items()}
+        return np.asarray(scorer.logp(scorer.place(packed), versions))
+
+    return score
