@@ -137,17 +137,19 @@ def _attention_backward(plan: _Plan, kept: tuple[AnyArray, ...], d_out: Array) -
     wide = normaliser.dtype
     # sum over keys of weight * d_weight, as the output already holds it
     inner = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1, keepdims=True)
-    d_k, d_v = (jnp.zeros(x.shape, wide) for x in (k, v))
+    # With the keys last, so that the larger operand of their products need not be transposed.
+    d_k, d_v = (jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2]), wide) for x in (k, v))
     d_qs = []
     for first, end, chunk, keys in plan:
         prefix = (k[:, :, :keys], v[:, :, :keys], k_segments[:, :keys])
         own = (_chunks(chunk, x[:, :, :, first:end]) for x in (q, d_out, normaliser, inner))
         xs = (*own, *_places(q_segments, start, first, end, chunk))
-        sums = (d_k[:, :, :keys], d_v[:, :, :keys])
+        sums = (d_k[..., :keys], d_v[..., :keys])
         sums, d_q = jax.lax.scan(functools.partial(_backward_block, prefix), sums, xs)
-        d_k, d_v = d_k.at[:, :, :keys].set(sums[0]), d_v.at[:, :, :keys].set(sums[1])
+        d_k, d_v = d_k.at[..., :keys].set(sums[0]), d_v.at[..., :keys].set(sums[1])
         d_qs.append(_queries(q.shape[2], d_q))
-    return jnp.concatenate(d_qs, axis=3), d_k.astype(k.dtype), d_v.astype(v.dtype), None, None, None
+    d_k, d_v = (d.swapaxes(2, 3).astype(x.dtype) for d, x in ((d_k, k), (d_v, v)))
+    return jnp.concatenate(d_qs, axis=3), d_k, d_v, None, None, None
 
 
 def _backward_block(
@@ -157,8 +159,8 @@ def _backward_block(
     q, d_out, normaliser, inner, q_segments, at = chunk
     weights = jnp.exp(_scores(q, k, q_segments, k_segments, at) - normaliser)
     d_scores = (weights * (_product("bkrd,bksd->bkrs", d_out, v) - inner)).astype(q.dtype)
-    d_k = sums[0] + _product("bkrs,bkrd->bksd", d_scores, q)
-    d_v = sums[1] + _product("bkrs,bkrd->bksd", weights.astype(d_out.dtype), d_out)
+    d_k = sums[0] + _product("bkrd,bkrs->bkds", q, d_scores)
+    d_v = sums[1] + _product("bkrd,bkrs->bkds", d_out, weights.astype(d_out.dtype))
     return (d_k, d_v), _product("bkrs,bksd->bkrd", d_scores, k).astype(q.dtype)
 
 
