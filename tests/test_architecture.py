@@ -24,6 +24,9 @@ SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*
 TOP = {"train", "parts", "aot", "plan", "main"}
 """Files that put a run together, and so may know both the sampler and the learner."""
 
+COMMANDS = {"sampler/serve.py": "serving"}
+"""Commands that stand, for their name, in a room that they are built on: the room each belongs to."""
+
 MAY_IMPORT = {
     "types": set(),
     "layout": set(),
@@ -64,7 +67,8 @@ def rooms() -> dict[str, dict[str, set[str]]]:
     """For each room, what its files import: rooms of the package under "own", other packages under "others"."""
     found: dict[str, dict[str, set[str]]] = {}
     for path in PACKAGE.rglob("*.py"):
-        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        inside = path.relative_to(PACKAGE)
+        room = COMMANDS.get(inside.as_posix()) or inside.parts[0].removesuffix(".py")
         entry = found.setdefault(room, {"own": set(), "others": set()})
         for name in imports(path):
             own = name.split(".")[0] == "jaxrl_sat"

@@ -6,6 +6,8 @@
 * `core.orchestrator.delete_pytree` calls `jax.tree_map`, which newer JAX has not: rebound.
 * `token_utils.pad_tokens` fails on a list, which is what a request that brings ids and history gives it, and the Driver
   then kills its process: rebound to take one.
+* The Driver's generate thread asserts that a slot is in use after it looked for one to fill; where the detokenizing
+  thread frees the last one in between, it kills the process. No slot is in use then, so `make_driver` starts it anew.
 """
 
 from __future__ import annotations
@@ -82,6 +84,29 @@ def orchestrator() -> types.ModuleType:
     module.delete_pytree = delete_pytree
     token_utils.pad_tokens = pad_tokens
     return module
+
+
+def make_driver(engine: Any, params: Any) -> Any:
+    """JetStream's Driver over one engine that reads prompts and decodes in turns, its threads started.
+
+    `params` are captured once: weights that may be swapped come in a `WeightHolder`. The event loop that its requests
+    come from has to stay open until the Driver has stopped.
+    """
+    module = orchestrator()
+
+    class Driver(module.Driver):
+        def _generate_thread(self, idx: int) -> None:
+            while self.live:
+                with contextlib.suppress(AssertionError):
+                    return super()._generate_thread(idx)
+
+    return Driver(
+        prefill_engines=[engine],
+        generate_engines=[engine],
+        prefill_params=[params],
+        generate_params=[params],
+        interleaved_mode=True,
+    )
 
 
 class IdTokenizer(Tokenizer):

@@ -1,0 +1,59 @@
+"""python -m jaxrl_sat.sampler.serve --config=FILE[:PRESET] [--port=N] [--grpc-port=N] [--config.KEY=VALUE ...]
+
+Serves the sampling engine of a config: OpenAI-compatible HTTP, and with --grpc-port JetStream's gRPC. Each protocol has
+engines of its own on devices of its own. Listens on the loopback; elsewhere only with a token. SIGTERM and Ctrl-C stop
+it: calls under way may end. Exit status 0: stopped. 2: the input cannot be used; one line on stderr says what.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from collections.abc import Sequence
+
+from jaxrl_sat import cli, config, devices
+from jaxrl_sat.serving import settings as settings_lib
+from jaxrl_sat.types import InputError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command in `argv` (default: the process's own). Returns the exit status."""
+    try:
+        _run(sys.argv[1:] if argv is None else argv)
+    except InputError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _run(argv: Sequence[str]) -> None:
+    settings, source = settings_lib.parse(argv)
+    listening = settings_lib.bound(settings) if settings.workers else None
+    try:
+        from jaxrl_sat.serving import build, server
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise InputError(f"{error.name}: not installed; allowed: pip install 'jaxrl-sat[serve]'") from error
+
+    for name, level in (("jax", logging.WARNING), ("absl", logging.ERROR)):
+        logging.getLogger(name).setLevel(level)
+    # No data is read here, so none need be named.
+    source = dataclasses.replace(source, overrides=(("data.path", "arithmetic"), *source.overrides))
+    wanted = lambda run: build.devices_wanted(run, settings.engines)  # noqa: E731
+    preset, found = (source.preset, "as asked") if source.preset else devices.preset_that_fits(source, wanted)
+    run = config.from_config_dict(cli.load(source, preset))
+    print(f"preset {preset}: {found}", flush=True)
+    if preset == "cpu":
+        devices.make_cpu_devices(wanted(run))
+    if settings.temperature is not None:
+        run = dataclasses.replace(run, sampler=dataclasses.replace(run.sampler, temperature=settings.temperature))
+    loaded = build.load(run, settings.engines, settings.checkpoint, settings.model_name)
+    server.run(loaded, settings, listening)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
