@@ -119,8 +119,11 @@ class Slots(Generic[J]):
 
     def insert(self, weights: Weights, taken: Taken[J]) -> None:
         """Put jobs into free slots, their prompts read by `weights` where they are not yet."""
-        if not taken.jobs:
-            return
+        if taken.jobs:
+            self._insert(weights, taken)
+        self._prompts.let_go()
+
+    def _insert(self, weights: Weights, taken: Taken[J]) -> None:
         failed = self._prompts.read(weights, [group for _, group in taken.jobs], taken.ahead)
         inserts: dict[Prefill[J], list[tuple[int, int, J]]] = {}
         for job, group in taken.jobs:
@@ -136,7 +139,6 @@ class Slots(Generic[J]):
             rows, slots, jobs = zip(*placed, strict=True)
             seeds, sampling = [job.request.seed for job in jobs], [job.sampling for job in jobs]
             self._state = self._engine.insert_rows(prefill.prefix, self._state, rows, slots, seeds, sampling)
-        self._prompts.let_go()
 
     def _occupy(self, job: J, prefill: Prefill[J], row: int) -> int:
         slot = self._free.pop()
