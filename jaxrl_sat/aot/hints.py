@@ -32,7 +32,7 @@ def kind(buffer: Buffer, generates: bool, model_config: ModelConfig) -> str:
     argument = re.match(r"(\w+)[.\[]", buffer.of) if "/" not in buffer.of else None
     if generates:
         if argument:
-            return "cache" if argument[1] == "state" else "sampler's weights"
+            return "cache" if argument[1] in ("state", "prefix") else "sampler's weights"
         return "activations of decoding"
     if argument:
         arguments = {"params": "parameters", "ref_params": "parameters", "rest": "optimizer's state and gradients"}

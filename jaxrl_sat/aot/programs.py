@@ -174,23 +174,24 @@ def _sampling(
     decode_shapes = jax.eval_shape(handed, model.abstract_params(model_config, config.model.dtype))
     specs = model.decode_param_specs(model_config, layout, config.sampler.quantise)
     weights = _placed(decode_shapes, layout.place(specs))
-    whole = layout.sharding((), ())
-    version = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
+    programs = engine.programs
     if name == PREFILL:
         bucket = engine.max_prefill_length
         rows = engine.prefill_rows(bucket)
         cache: dict[str, int] = {}
-        tokens, flops = rows * bucket, _forward_flops(model_config, rows, bucket)
-        prompts = [jax.ShapeDtypeStruct(shape, jnp.int32, sharding=whole) for shape in ((rows, bucket), (rows,))]
-        trace = functools.partial(engine._prefill.trace, weights, version, *prompts)
+        # Of a bucket longer than a piece the last piece, which attends to most.
+        length = min(bucket, programs.shapes.chunk or bucket)
+        before = _attention_flops(model_config, length, float(bucket - length))
+        tokens, flops = rows * length, _forward_flops(model_config, rows, length) + rows * before
+        trace = functools.partial(programs.trace_reading, weights, rows, bucket)
     else:
-        state = _placed(jax.eval_shape(engine._init), engine._state_shardings)
-        length = state.cache[0][0].shape[1]
+        state, length = programs.state_shapes, programs.shapes.length
         cache = {"cache": device_bytes(state.cache), "slots": device_bytes(dataclasses.replace(state, cache=None))}
         rows = config.sampler.slots
         tokens = rows * length
         flops = rows * (_forward_flops(model_config, 1, 1) + _attention_flops(model_config, 1, float(length)))
-        trace = functools.partial(engine._generate.trace, weights, version, state)
+        version = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.sharding((), ()))
+        trace = functools.partial(programs.generate.trace, weights, version, state)
     return Program(
         name=name,
         rows=rows,

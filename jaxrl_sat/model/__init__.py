@@ -8,6 +8,7 @@ from jaxrl_sat.model.cache import (
     decode_params,
     init_cache,
     prefill,
+    prefill_chunk,
     unstack,
 )
 from jaxrl_sat.model.config import ModelConfig
@@ -39,6 +40,7 @@ __all__ = [
     "param_axes",
     "param_specs",
     "prefill",
+    "prefill_chunk",
     "save_hf",
     "token_statistics",
     "unembed",

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_sat.layout import Layout
 from jaxrl_sat.model import attention_kernels
-from jaxrl_sat.model.attention import attend_cache, rope
+from jaxrl_sat.model.attention import rope
 from jaxrl_sat.model.config import ModelConfig
 from jaxrl_sat.model.embedding import embed
 from jaxrl_sat.model.execution import ONE_DEVICE, Execution
@@ -27,7 +27,8 @@ from jaxrl_sat.model.params import gathered, layer_cuts, param_specs
 from jaxrl_sat.model.piece import TOKENS, Piece
 from jaxrl_sat.model.quantised import QArray, of_products, quantise_layer, quantised_like
 from jaxrl_sat.model.qwen3 import Attend, layer, whole_norm
-from jaxrl_sat.types import AnyArray, Numerics, Params
+from jaxrl_sat.model.stored import Int8, Stored, attend_cache, attend_chunk, dtype_of, empty, stored, write
+from jaxrl_sat.types import Numerics, Params
 
 DecodeParams = Any
 """The parameters with `layers`, a tuple of one dict a layer, in place of the stacked runs."""
@@ -35,13 +36,18 @@ DecodeParams = Any
 
 @struct.dataclass
 class Cache:
-    """Keys (after RoPE) and values of each layer: tuples of arrays [slots, length, heads, head_dim].
+    """Keys (after RoPE) and values of each layer: tuples of arrays [slots, length, heads, head_dim], or `Int8`.
 
     `heads` is `cache_heads`: where attention heads are cut finer than key-value heads, one for each piece.
     """
 
-    k: tuple[AnyArray, ...]
-    v: tuple[AnyArray, ...]
+    k: tuple[Stored, ...]
+    v: tuple[Stored, ...]
+
+    @property
+    def dtype(self) -> Any:
+        """What it is stored in."""
+        return dtype_of(self.k[0])
 
 
 def unstack(params: Params) -> DecodeParams:
@@ -89,19 +95,25 @@ def cache_heads(config: ModelConfig, layout: Layout) -> int:
     return max(config.num_key_value_heads, layout.ways(layout.spec(("heads",), (config.num_attention_heads,))[0]))
 
 
-def cache_specs(config: ModelConfig, layout: Layout, rows: int) -> Cache:
-    """How each array of a cache with so many rows is cut."""
+def cache_specs(config: ModelConfig, layout: Layout, rows: int, dtype: Any = "float32") -> Cache:
+    """How each array of a cache with so many rows is cut; 0 rows: its rows lie whole on every device."""
     heads = layout.spec(("heads",), (config.num_attention_heads,))[0]
-    each = (PartitionSpec(layout.spec(("rows",), (rows,))[0], None, heads, None),) * config.num_hidden_layers
-    return Cache(k=each, v=each)
+    spread = layout.spec(("rows",), (rows,))[0] if rows else None
+    spec: Any = PartitionSpec(spread, None, heads, None)
+    if jnp.dtype(dtype) == jnp.int8:
+        spec = Int8(spec, PartitionSpec(spread, heads, None))
+    return Cache(k=(spec,) * config.num_hidden_layers, v=(spec,) * config.num_hidden_layers)
 
 
 def init_cache(
     config: ModelConfig, slots: int, length: int, dtype: Any = "float32", execution: Execution = ONE_DEVICE
 ) -> Cache:
-    """An empty cache: every position is masked until `decode` or an inserted prefill has written it."""
+    """An empty cache: every position is masked until `decode` or an inserted prefill has written it.
+
+    `dtype` is a floating one, or int8 for entries with a scale for each token and head.
+    """
     shape = (slots, length, cache_heads(config, execution.layout), config.head_dim)
-    zeros = [jnp.zeros(shape, dtype) for _ in range(2 * config.num_hidden_layers)]
+    zeros = [empty(*shape, dtype) for _ in range(2 * config.num_hidden_layers)]
     return Cache(k=tuple(zeros[::2]), v=tuple(zeros[1::2]))
 
 
@@ -111,12 +123,15 @@ def prefill(
     tokens: Int[Array, "B P"],
     lengths: Int[Array, " B"],
     execution: Execution = ONE_DEVICE,
+    cache_dtype: Any = None,
 ) -> tuple[Cache, Int[Array, "M B P k"]]:
     """Keys and values of prompts from position 0, in a cache of length P, and their routing.
 
-    Entries at and beyond a prompt's length are padding: their keys, values and expert ids mean nothing.
+    Entries at and beyond a prompt's length are padding: their keys, values and expert ids mean nothing. The cache is of
+    the parameters' dtype unless `cache_dtype` says otherwise; what is attended to is not rounded to it.
     """
     layout = execution.layout
+    cache_dtype = params["embedding"].dtype if cache_dtype is None else cache_dtype
     rows = layout.spec(TOKENS[:1], lengths.shape)
     cut = PartitionSpec(*rows, None)
     piece = Piece.of(config, execution, cut)
@@ -128,14 +143,51 @@ def prefill(
         def attend(q: Array, k: Array, v: Array, _: Any) -> tuple[Array, Any]:
             # A prompt is one sequence, and its padding the other.
             kernel = (jnp.int32(0), 1, attention_kernels.kernel_of(layout.device), 2)
-            return attention_kernels.attend(q, k, v, segment_ids, segment_ids, *kernel), (k, v)
+            attended = attention_kernels.attend(q, k, v, segment_ids, segment_ids, *kernel)
+            return attended, (stored(k, cache_dtype), stored(v, cache_dtype))
 
         _, cache, expert_ids = _layers(params, config, tokens, positions, attend, None, piece)
         return cache, expert_ids
 
-    out = (cache_specs(config, layout, tokens.shape[0]), PartitionSpec(None, *cut, None))
+    out = (cache_specs(config, layout, tokens.shape[0], cache_dtype), PartitionSpec(None, *cut, None))
     specs = decode_param_specs(config, layout, execution.numerics)
     return layout.manual(run, (specs, cut, rows), out)(params, tokens, lengths)
+
+
+def prefill_chunk(
+    params: DecodeParams,
+    config: ModelConfig,
+    cache: Cache,
+    tokens: Int[Array, "B C"],
+    positions: Int[Array, "B C"],
+    start: Int[Array, ""],
+    execution: Execution = ONE_DEVICE,
+) -> tuple[Cache, Int[Array, "M B C k"]]:
+    """Reads positions start, start + 1, ... of sequences whose earlier ones are in the cache: it with them, routing.
+
+    `start` is a multiple of C. `positions` says where in the cache each entry is kept; those beyond it are not. Donate
+    the cache: it is rewritten in place.
+    """
+    layout = execution.layout
+    rows = layout.spec(TOKENS[:1], tokens.shape[:1])
+    cut = PartitionSpec(*rows, None)
+    piece = Piece.of(config, execution, cut)
+
+    def run(params: DecodeParams, cache: Cache, tokens: Array, positions: Array, start: Array) -> tuple[Cache, Array]:
+        def attend(q: Array, k: Array, v: Array, layer_cache: tuple[Stored, Stored]) -> tuple[Array, Any]:
+            attended = attend_chunk(q, k, v, layer_cache, start)
+            kept = tuple(write(old, new, positions) for old, new in zip(layer_cache, (k, v), strict=True))
+            return attended, kept
+
+        places = jnp.broadcast_to(start + jnp.arange(tokens.shape[1]), tokens.shape)
+        _, cache, expert_ids = _layers(params, config, tokens, places, attend, cache, piece)
+        return cache, expert_ids
+
+    specs = decode_param_specs(config, layout, execution.numerics)
+    caches = cache_specs(config, layout, tokens.shape[0], cache.dtype)
+    taken = (specs, caches, cut, cut, PartitionSpec())
+    given = (caches, PartitionSpec(None, *cut, None))
+    return layout.manual(run, taken, given)(params, cache, tokens, positions, start)
 
 
 def decode(
@@ -157,20 +209,17 @@ def decode(
     head = specs["head" if "head" in specs else "embedding"]
 
     def run(params: DecodeParams, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache, Array]:
-        def attend(q: Array, k: Array, v: Array, layer_cache: tuple[Array, Array]) -> tuple[Array, Any]:
-            keys, values = (_write(old, new[:, 0], positions) for old, new in zip(layer_cache, (k, v), strict=True))
+        def attend(q: Array, k: Array, v: Array, layer_cache: tuple[Stored, Stored]) -> tuple[Array, Any]:
+            at = positions[:, None]
+            keys, values = (write(old, new, at) for old, new in zip(layer_cache, (k, v), strict=True))
             return attend_cache(q[:, 0], keys, values, positions)[:, None], (keys, values)
 
         x, cache, expert_ids = _layers(params, config, tokens[:, None], positions[:, None], attend, cache, piece)
         return local_logits(params, x[:, 0], head, layout), cache, expert_ids[:, :, 0]
 
-    caches = cache_specs(config, layout, tokens.shape[0])
+    caches = cache_specs(config, layout, tokens.shape[0], cache.dtype)
     out = (PartitionSpec(*rows, None), caches, PartitionSpec(None, *rows, None))
     return layout.manual(run, (specs, caches, rows, rows), out)(params, cache, tokens, positions)
-
-
-def _write(cache: Array, new: Array, positions: Array) -> Array:
-    return cache.at[jnp.arange(cache.shape[0]), positions].set(new.astype(cache.dtype))
 
 
 def _layers(

@@ -32,6 +32,21 @@ def check_engine(config: ModelConfig, slots: int, prompt_tokens: int, sampling: 
         raise InputError(f"steps_per_dispatch: {steps}; at least 1 needed")
 
 
+def check_chunks(prefill_chunk: int, prefix_cache_bytes: int) -> None:
+    """`InputError` for pieces that buckets cannot be cut into, and for a cache of pieces where there are none."""
+    if prefill_chunk and (prefill_chunk < 16 or prefill_chunk & (prefill_chunk - 1)):
+        raise InputError(f"prefill_chunk: {prefill_chunk}; a power of two from 16, or 0 allowed")
+    if prefix_cache_bytes < 0 or prefix_cache_bytes and not prefill_chunk:
+        raise InputError(f"prefix_cache_bytes: {prefix_cache_bytes}; 0, or more with a prefill_chunk, allowed")
+
+
+def pieces_of_pool(prefix_cache_bytes: int, piece_bytes: int) -> int:
+    """How many pieces of prompts a cache of so many bytes holds; `InputError` where not even one."""
+    if prefix_cache_bytes < piece_bytes:
+        raise InputError(f"prefix_cache_bytes: {prefix_cache_bytes}; 0 or from {piece_bytes} allowed, one piece's")
+    return prefix_cache_bytes // piece_bytes
+
+
 def check_prompt(prompt: Prompt, longest: int, vocab_size: int) -> None:
     """`InputError` for a prompt that is empty, too long or has an id outside the vocabulary."""
     tokens = prompt.tokens

@@ -12,14 +12,11 @@ been seen, and a row's arithmetic does not depend on what else is in the batch.
 from __future__ import annotations
 
 import collections
-import dataclasses
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -28,9 +25,10 @@ from jaxrl_sat.layout import Layout
 from jaxrl_sat.model import ModelConfig
 from jaxrl_sat.sampler import checks
 from jaxrl_sat.sampler import jetstream_compat as jetstream
-from jaxrl_sat.sampler.record import GOING, LENGTH, STOP, RecordLayout, RolloutTokens
-from jaxrl_sat.sampler.sampling import draw
-from jaxrl_sat.sampler.state import DecodeState, Prefix, SlotSampling, empty_state, slot_shardings
+from jaxrl_sat.sampler.prefix_cache import PrefixCache
+from jaxrl_sat.sampler.programs import Programs, Shapes
+from jaxrl_sat.sampler.record import RecordLayout, RolloutTokens
+from jaxrl_sat.sampler.state import DecodeState, Pool, Prefix, SlotSampling
 from jaxrl_sat.sampler.weights import WeightHolder, Weights, current
 from jaxrl_sat.types import InputError, Numerics, Params, Request, SamplingParams
 
@@ -44,6 +42,12 @@ class RolloutEngine(jetstream.Engine):
     `layout` needs a mesh; its "rows" are slots. Wherever JetStream says params, `Weights` or a `WeightHolder` is meant.
     `sampling` is that of requests which bring none. Whether requests may have a top-p or top-k is static, since the
     records must have room for nuclei: where `sampling` has one, or where `restricted` says so.
+
+    `cache_dtype`: a floating one, or int8. `prefill_chunk`: tokens of the pieces that longer prompts are read in, a
+    power of two from 16; 0 reads all prompts whole. `prefix_cache_bytes`: of pieces kept on the devices for prompts
+    that begin with the same text (a copy on each that slots are spread over), until other weights come, or with
+    `keep_cache_at_swap` beyond that. `recompute_prompt_cache`: a step by other weights first reads the prompts and
+    responses so far of its slots again. `steps_per_dispatch`: of `advance`.
     """
 
     def __init__(
@@ -62,38 +66,46 @@ class RolloutEngine(jetstream.Engine):
         tokenizer_path: str = "",
         restricted: bool = False,
         steps_per_dispatch: int = 1,
+        prefill_chunk: int = 0,
+        prefix_cache_bytes: int = 0,
+        keep_cache_at_swap: bool = False,
+        recompute_prompt_cache: bool = False,
     ):
         checks.check_engine(config, slots, max_prompt_tokens, sampling, steps_per_dispatch)
+        checks.check_chunks(prefill_chunk, prefix_cache_bytes)
         restricted = restricted or sampling.top_p < 1 or sampling.top_k > 0
         nucleus = min(sampling.nucleus, config.vocab_size) if restricted else 0
         self.config = config
         self.sampling = sampling
         self.max_prompt_tokens = max_prompt_tokens
         self.max_response_tokens = max_response_tokens
-        self.steps_per_dispatch = steps_per_dispatch
         checks.check_sampling(self._limits(nucleus), sampling)
         self.records = RecordLayout.of(config, min(topk, config.vocab_size), nucleus)
-        self.compilations: collections.Counter[str] = collections.Counter()
         self.buckets = _buckets(max_prompt_tokens)
-        self._execution = model.Execution(layout, numerics=numerics)
-        self._dtype = dtype
-        self._slots = slots
+        self._layout = layout
         self._tokenizer = tokenizer
         self._tokenizer_path = tokenizer_path
         self._serial = itertools.count()  # seeds for requests that bring none
-        length = self.buckets[-1] + max_response_tokens
-        make_state = functools.partial(empty_state, config, slots, length, cache_dtype, layout)
-        self._state_shardings = slot_shardings(jax.eval_shape(make_state), config, layout)
         self._param_shardings = layout.place(model.param_specs(config, layout))
-        self._init = jax.jit(make_state, out_shardings=self._state_shardings)
-        loaded = layout.place(model.decode_param_specs(config, layout, numerics))
-        self._load = jax.jit(self._load_program, out_shardings=loaded)
-        self._prefill = jax.jit(self._prefill_program)
-        self._insert = jax.jit(self._insert_program, donate_argnums=0, out_shardings=self._state_shardings)
-        self._release = jax.jit(self._release_program, donate_argnums=0, out_shardings=self._state_shardings)
-        stepped = {"donate_argnums": 2, "out_shardings": (self._state_shardings, self._replicated)}
-        self._generate = jax.jit(self._generate_program, **stepped)
-        self._advance = jax.jit(self._advance_program, **stepped)
+        length = self.buckets[-1] + max_response_tokens
+        sizes = (slots, length, prefill_chunk, steps_per_dispatch)
+        shapes = Shapes(*sizes, dtype, cache_dtype, recompute_prompt_cache)
+        self.programs = Programs(config, layout, numerics, self.records, shapes)
+        self._pool: Pool | None = None  # made when first needed
+        self._prefixes: PrefixCache | None = None
+        if prefix_cache_bytes:
+            pieces = checks.pieces_of_pool(prefix_cache_bytes, self.programs.pool_bytes())
+            self._prefixes = PrefixCache(pieces, prefill_chunk, keep_cache_at_swap)
+
+    @property
+    def compilations(self) -> collections.Counter[str]:
+        """Programs compiled so far, by kind."""
+        return self.programs.compilations
+
+    @property
+    def steps_per_dispatch(self) -> int:
+        """Steps that `advance` takes."""
+        return self.programs.shapes.steps
 
     def check(self, request: Request) -> None:
         """`InputError`, which names the field, for a request that this engine cannot serve."""
@@ -103,16 +115,10 @@ class RolloutEngine(jetstream.Engine):
     def _limits(self, nucleus: int) -> checks.Limits:
         return checks.Limits(self.config.vocab_size, self.max_response_tokens, nucleus)
 
-    # -------------------------------------------------------------------------------------------- weights
-
     def load_params(self, params: Params, version: int = 0) -> Weights:
         """Copy stacked parameters to this engine's mesh, in its layout and dtype, sharing no memory with `params`."""
         placed = jax.device_put(params, self._param_shardings)
-        return Weights(self._load(placed), version)
-
-    def _load_program(self, params: Params) -> Any:
-        self.compilations["load"] += 1
-        return model.decode_params(params, self._dtype, self._execution.numerics)
+        return Weights(self.programs.load(placed), version)
 
     # -------------------------------------------------------------------------------------------- prefill
 
@@ -122,14 +128,14 @@ class RolloutEngine(jetstream.Engine):
 
     def prefill_rows(self, bucket: int) -> int:
         """Prompts of a bucket that one prefill reads: at least one for each device that slots are spread over."""
-        spread = self._execution.layout.ways(self._execution.layout.spec(("rows",), (self._slots,))[0])
+        spread = self._layout.ways(self._layout.spec(("rows",), (self.max_concurrent_decodes,))[0])
         return spread * -(-max(1, PREFILL_TOKENS // bucket) // spread)
 
     def prefill(self, *, params: Any, existing_prefix: Any = None, padded_tokens: Any, true_length: int) -> Prefix:
         """Read one prompt: the first `true_length` of `padded_tokens`, after the text of `existing_prefix` if given.
 
-        An existing prefix is read again with what follows it, in the bucket of the whole. `InputError` if that is
-        longer than `max_prefill_length`.
+        An existing prefix is read again with what follows it, in the bucket of the whole, but for what of it is kept
+        for all prompts that begin so. `InputError` if the whole is longer than `max_prefill_length`.
         """
         tokens = np.asarray(padded_tokens, np.int32)[:true_length]
         if existing_prefix is not None:
@@ -140,7 +146,10 @@ class RolloutEngine(jetstream.Engine):
         return self.prefill_prompts(params, [tokens])
 
     def prefill_prompts(self, params: Weights | WeightHolder, prompts: Sequence[np.ndarray]) -> Prefix:
-        """Read up to `prefill_rows(bucket)` prompts of one bucket in one dispatch; row i of the result is prompt i."""
+        """Read up to `prefill_rows(bucket)` prompts of one bucket; row i of the result is prompt i.
+
+        Takes one dispatch, or one a piece where the bucket is longer than `prefill_chunk`, kept pieces left out.
+        """
         weights = current(params)
         bucket = self.bucket(max(map(len, prompts)))
         tokens = np.zeros((self.prefill_rows(bucket), bucket), np.int32)
@@ -148,25 +157,49 @@ class RolloutEngine(jetstream.Engine):
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = prompt
             lengths[row] = len(prompt)
-        return self._prefill(weights.decode_params, np.int32(weights.version), tokens, lengths)
+        if 0 < self.programs.shapes.chunk < bucket:
+            return self._read_in_pieces(weights, tokens, lengths, len(prompts))
+        versions = np.full(len(tokens), weights.version, np.int32)
+        return self.programs.prefill(weights.decode_params, versions, tokens, lengths)
 
-    def _prefill_program(self, decode_params: Any, version: Any, tokens: Any, lengths: Any) -> Prefix:
-        self.compilations["prefill"] += 1
-        shard = lambda tree: jax.lax.with_sharding_constraint(  # noqa: E731
-            tree, slot_shardings(tree, self.config, self._execution.layout)
-        )
-        tokens, lengths = shard((tokens, lengths))
-        cache, expert_ids = model.prefill(decode_params, self.config, tokens, lengths, self._execution)
-        compact = self.records.compact(expert_ids)
-        return Prefix(
-            cache=shard((cache.k, cache.v)), tokens=tokens, lengths=lengths, expert_ids=compact, version=version
-        )
+    def _read_in_pieces(self, weights: Weights, tokens: np.ndarray, lengths: np.ndarray, count: int) -> Prefix:
+        """`count`: of the rows that are prompts; the others are padding."""
+        size, prefixes = self.programs.shapes.chunk, self._prefixes
+        starts = np.arange(0, int(lengths.max()), size)
+        if prefixes is None:
+            versions = np.full(len(tokens), weights.version, np.int32)
+            return self._with_pieces(weights, self.programs.begin(None, None, versions, tokens, lengths), starts)
+        if self._pool is None:
+            self._pool = self.programs.init_pool(prefixes.size)
+        try:
+            found = prefixes.find(weights, tokens, lengths)
+            # One piece is read of all rows together, so it is left out only where each row has it or has ended.
+            there = found.blocks < prefixes.size
+            ended = np.arange(there.shape[1]) * size >= lengths[:, None]
+            left_out = (there | ended)[:count].all(axis=0)
+            unread = starts[~left_out[: len(starts)]]
+            versions = np.where(left_out & there, found.versions, weights.version).min(axis=1).astype(np.int32)
+            prefix = self.programs.begin(self._pool, found.blocks, versions, tokens, lengths)
+            prefix = self._with_pieces(weights, prefix, unread)
+            new = prefixes.keep(tokens, lengths, weights.version)
+            if (new < prefixes.size).any():
+                self._pool = self.programs.keep(self._pool, prefix, new)
+        except BaseException:
+            self._pool = None
+            prefixes.forget()
+            raise
+        return prefix
+
+    def _with_pieces(self, weights: Weights, prefix: Prefix, starts: np.ndarray) -> Prefix:
+        for start in starts:
+            prefix = self.programs.chunk(weights.decode_params, prefix, np.int32(start))
+        return prefix
 
     def get_prefix_destination_sharding(self) -> Any:
         """Where a prefix from another engine has to lie: whole on every device, whatever its bucket."""
-        return self._replicated
+        return self._layout.sharding((), ())
 
-    # --------------------------------------------------------------------------------------------- insert
+    # -------------------------------------------------------------------------------------- insert, release
 
     def insert(self, prefix: Prefix, decode_state: DecodeState, slot: int, seed: int | None = None) -> DecodeState:
         """Start a response to the first prompt of `prefix` in `slot`. Without a seed, the engine counts its own up."""
@@ -183,57 +216,30 @@ class RolloutEngine(jetstream.Engine):
         sampling: Sequence[SamplingParams],
     ) -> DecodeState:
         """Start responses to prompts `rows` of `prefix` in `slots`, in one dispatch. Consumes `decode_state`."""
-        size = next(s for s in _insert_sizes(self._slots) if len(slots) <= s)
+        size = next(s for s in _insert_sizes(self.max_concurrent_decodes) if len(slots) <= s)
         pad = size - len(slots)
         # Padding points past the last slot, where writes are dropped.
-        where = np.asarray([*slots, *[self._slots] * pad], np.int32)
+        where = np.asarray([*slots, *[self.max_concurrent_decodes] * pad], np.int32)
         chosen = np.asarray([*rows, *[0] * pad], np.int32)
         keys = np.asarray([*seeds, *[0] * pad], np.uint32)
-        return self._insert(decode_state, prefix, chosen, where, keys, SlotSampling.of(sampling, size))
-
-    def _insert_program(
-        self, state: DecodeState, prefix: Prefix, rows: Any, slots: Any, seeds: Any, sampling: SlotSampling
-    ) -> DecodeState:
-        self.compilations["insert"] += 1
-        bucket = prefix.tokens.shape[1]
-
-        def put(old: jax.Array, new: Any) -> jax.Array:
-            return old.at[slots].set(new, mode="drop")
-
-        def put_cache(old: jax.Array, new: jax.Array) -> jax.Array:
-            return old.at[slots, :bucket].set(new[rows].astype(old.dtype), mode="drop")
-
-        last = prefix.lengths[rows] - 1
-        return DecodeState(
-            cache=jax.tree.map(put_cache, state.cache, prefix.cache),
-            tokens=put(state.tokens, prefix.tokens[rows, last]),
-            positions=put(state.positions, last),
-            seeds=put(state.seeds, seeds),
-            sampling=jax.tree.map(put, state.sampling, sampling),
-            lengths=put(state.lengths, 0),
-            active=put(state.active, True),
-        )
+        return self.programs.insert(decode_state, prefix, chosen, where, keys, SlotSampling.of(sampling, size))
 
     def release(self, decode_state: DecodeState, slots: Sequence[int]) -> DecodeState:
         """End the responses in `slots` at once, without a record. Consumes `decode_state`."""
-        ended = np.zeros(self._slots, bool)
+        ended = np.zeros(self.max_concurrent_decodes, bool)
         ended[list(slots)] = True
-        return self._release(decode_state, ended)
-
-    def _release_program(self, state: DecodeState, ended: Any) -> DecodeState:
-        self.compilations["release"] += 1
-        return dataclasses.replace(state, active=state.active & ~ended)
+        return self.programs.release(decode_state, ended)
 
     # ------------------------------------------------------------------------------------------- generate
 
     def init_decode_state(self) -> DecodeState:
         """A decode state with no slot in use."""
-        return self._init()
+        return self.programs.init()
 
     def generate(self, params: Any, decode_state: DecodeState) -> tuple[DecodeState, RolloutTokens]:
         """Feed one token a slot and sample the next. Consumes `decode_state`; the result is still on its way."""
         weights = current(params)
-        state, data = self._generate(weights.decode_params, np.int32(weights.version), decode_state)
+        state, data = self.programs.generate(weights.decode_params, np.int32(weights.version), decode_state)
         return state, RolloutTokens.of(data, self.records)
 
     def advance(self, params: Weights | WeightHolder, decode_state: DecodeState) -> tuple[DecodeState, jax.Array]:
@@ -243,50 +249,7 @@ class RolloutEngine(jetstream.Engine):
         `decode_state`; the result is still on its way.
         """
         weights = current(params)
-        return self._advance(weights.decode_params, np.int32(weights.version), decode_state)
-
-    def _generate_program(self, decode_params: Any, version: Any, state: DecodeState) -> tuple[DecodeState, Any]:
-        self.compilations["generate"] += 1
-        return self._step(decode_params, version, state)
-
-    def _advance_program(self, decode_params: Any, version: Any, state: DecodeState) -> tuple[DecodeState, Any]:
-        self.compilations["advance"] += 1
-        shape = (self.steps_per_dispatch, self._slots, self.records.width)
-
-        def some_go(carry: Any) -> jax.Array:
-            done, state, _ = carry
-            return (done < shape[0]) & jnp.any(state.active)
-
-        def step(carry: Any) -> Any:
-            done, state, records = carry
-            state, data = self._step(decode_params, version, state)
-            return done + 1, state, records.at[done].set(data)
-
-        # A loop that ends, not a scan with a branch in it: XLA would copy the cache from and to each branch.
-        _, state, records = jax.lax.while_loop(some_go, step, (jnp.int32(0), state, jnp.zeros(shape, jnp.int32)))
-        return state, records
-
-    def _step(self, decode_params: Any, version: Any, state: DecodeState) -> tuple[DecodeState, Any]:
-        cache = model.Cache(*state.cache)
-        fed = (cache, state.tokens, state.positions)
-        logits, cache, expert_ids = model.decode(decode_params, self.config, *fed, self._execution)
-        asked, sizes = state.sampling, (self.records.topk, self.records.nucleus)
-        drawn = draw(logits, state.seeds, state.positions, asked.temperature, *sizes, asked.top_p, asked.top_k)
-        lengths = state.lengths + state.active
-        stopped = jnp.any(drawn.tokens[:, None] == asked.stop_ids, axis=-1)
-        full = lengths >= asked.limit
-        finish = jnp.where(state.active, jnp.where(stopped, STOP, jnp.where(full, LENGTH, GOING)), GOING)
-        going = state.active & (finish == GOING)
-        data = self.records.pack(drawn, state.active, lengths, finish, version, expert_ids)
-        advanced = dataclasses.replace(
-            state,
-            cache=(cache.k, cache.v),
-            tokens=jnp.where(going, drawn.tokens, state.tokens),
-            positions=state.positions + going,
-            lengths=lengths,
-            active=going,
-        )
-        return advanced, data
+        return self.programs.advance(weights.decode_params, np.int32(weights.version), decode_state)
 
     # ------------------------------------------------------------------------------------------ properties
 
@@ -309,7 +272,7 @@ class RolloutEngine(jetstream.Engine):
     @property
     def max_concurrent_decodes(self) -> int:
         """Slots."""
-        return self._slots
+        return self.programs.shapes.slots
 
     @property
     def samples_per_slot(self) -> int:
@@ -324,8 +287,8 @@ class RolloutEngine(jetstream.Engine):
     @property
     def mesh(self) -> Mesh:
         """The devices this engine runs on."""
-        assert isinstance(self._execution.layout.mesh, Mesh)
-        return self._execution.layout.mesh
+        assert isinstance(self._layout.mesh, Mesh)
+        return self._layout.mesh
 
     @property
     def colocated_cpus(self) -> list[Any] | None:
@@ -334,10 +297,6 @@ class RolloutEngine(jetstream.Engine):
             return jax.local_devices(backend="cpu")
         except RuntimeError:
             return None
-
-    @functools.cached_property
-    def _replicated(self) -> jax.sharding.NamedSharding:
-        return self._execution.layout.sharding((), ())
 
 
 def _buckets(longest: int) -> tuple[int, ...]:

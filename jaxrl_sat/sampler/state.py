@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,15 @@ class Prefix:
     tokens: Any  # int32 [B, P]
     lengths: Any  # int32 [B]
     expert_ids: Any  # uint8 or uint16 [B, P, M * k]
-    version: Any  # int32 [], of the weights that read them
+    versions: Any  # int32 [B], the oldest of the weights that read any of them
+
+
+@struct.dataclass
+class Pool:
+    """N pieces of prompts that have been read, C tokens each, kept for prompts that begin with the same text."""
+
+    cache: Any  # keys and values of each layer, as in `Cache`, of length C
+    expert_ids: Any  # uint8 or uint16 [N, C, M * k]
 
 
 @struct.dataclass
@@ -71,10 +80,17 @@ class DecodeState:
     sampling: SlotSampling
     lengths: Any  # int32 [S], tokens sampled so far
     active: Any  # bool [S]
+    read_by: Any  # int32 [S], the oldest of the weights that made any of the slot's cache
+    history: Any  # int32 [S, length] tokens by position; [S, 0] where no cache is read again
 
 
-def empty_state(config: ModelConfig, slots: int, length: int, cache_dtype: Any, layout: Layout) -> DecodeState:
-    """A decode state with no slot in use."""
+Placed = TypeVar("Placed", Prefix, DecodeState)
+
+
+def empty_state(
+    config: ModelConfig, slots: int, length: int, cache_dtype: Any, layout: Layout, remembers: bool
+) -> DecodeState:
+    """A decode state with no slot in use; with the tokens of each slot where it `remembers` them."""
     zeros = jnp.zeros(slots, jnp.int32)
     cache = model.init_cache(config, slots, length, cache_dtype, model.Execution(layout))
     return DecodeState(
@@ -85,15 +101,24 @@ def empty_state(config: ModelConfig, slots: int, length: int, cache_dtype: Any, 
         sampling=jax.tree.map(jnp.asarray, SlotSampling.of((), slots)),
         lengths=zeros,
         active=jnp.zeros(slots, bool),
+        read_by=zeros,
+        history=jnp.zeros((slots, length if remembers else 0), jnp.int32),
     )
 
 
-def slot_shardings(tree: Any, config: ModelConfig, layout: Layout) -> Any:
-    """Where the arrays of a decode state or prefix lie: first axis by slot, a cache's heads by head, the rest whole."""
+def slot_shardings(tree: Placed, config: ModelConfig, layout: Layout) -> Placed:
+    """Where a decode state or prefix lies: first axis by slot, a cache's heads by head, the rest whole."""
 
     def cut(array: Any) -> PartitionSpec:
-        if array.ndim == 4:
-            return model.cache_specs(config, layout, array.shape[0]).k[0]
         return layout.spec(("rows",) * min(array.ndim, 1) + (None,) * (array.ndim - 1), array.shape)
 
-    return layout.place(jax.tree.map(cut, tree))
+    cache = model.Cache(*tree.cache)
+    specs = model.cache_specs(config, layout, tree.tokens.shape[0], cache.dtype)
+    rest = jax.tree.map(cut, dataclasses.replace(tree, cache=None))
+    return layout.place(dataclasses.replace(rest, cache=(specs.k, specs.v)))
+
+
+def pool_shardings(config: ModelConfig, layout: Layout, cache_dtype: Any) -> Pool:
+    """Where a pool lies: whole on every device but for a cache's heads."""
+    specs = model.cache_specs(config, layout, 0, cache_dtype)
+    return layout.place(Pool(cache=(specs.k, specs.v), expert_ids=PartitionSpec()))
