@@ -44,6 +44,11 @@ def _cpu() -> Any:
             "cache_dtype": "float32",
             "quantise": "none",
             "score": False,
+            "steps_per_dispatch": 1,
+            "prefill_chunk": 0,
+            "prefix_cache_bytes": 0,
+            "keep_cache_at_swap": False,
+            "recompute_prompt_cache": False,
         }
     )
     config.pipeline = ConfigDict({"mode": "interval", "lag": 1})

@@ -32,6 +32,7 @@ Positive = Annotated[float, Range(0, above=True)]
 NotNegative = Annotated[float, Range(0)]
 Decay = Annotated[float, Range(0, 1, below=True)]
 Dtype = Literal["float32", "bfloat16"]
+CacheDtype = Literal["float32", "bfloat16", "int8"]
 Advantage = Literal["group", "centred", "rloo"]
 
 
@@ -62,6 +63,10 @@ class Sampler:
     `quantise`: what its layers multiply in; weights are quantised once, when they are handed over.
     `score`: log-probs at the sampling weights are computed there, by the trainer's forward pass, before the update
     takes the batch; without it the trainer computes them, where the objective needs them.
+    `steps_per_dispatch`: tokens that each slot is sampled before the host looks at them. `prefill_chunk`: tokens of the
+    pieces that longer prompts are read in; 0 reads each whole. `prefix_cache_bytes`: of pieces kept for prompts that
+    begin with the same text, until the weights change, or beyond that with `keep_cache_at_swap`.
+    `recompute_prompt_cache`: where weights change under way, what was read by others is read again.
     """
 
     group_size: Annotated[int, Range(2, 4096)]  # a group of one has no baseline: every advantage would be 0
@@ -72,9 +77,14 @@ class Sampler:
     topk: Count
     slots: Count
     dtype: Dtype
-    cache_dtype: Dtype
+    cache_dtype: CacheDtype
     quantise: Numerics
     score: bool
+    steps_per_dispatch: Count
+    prefill_chunk: CountOrNever
+    prefix_cache_bytes: Annotated[int, Range(0, 2**50)]
+    keep_cache_at_swap: bool
+    recompute_prompt_cache: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -371,6 +381,13 @@ def _check_together(run: RunConfig) -> None:
             f"loss.overlong_buffer: {run.loss.overlong_buffer}; allowed: at most {run.sampler.max_response_tokens} "
             "(sampler.max_response_tokens, of which it is the end)"
         )
+    chunk, kept = run.sampler.prefill_chunk, run.sampler.prefix_cache_bytes
+    if chunk and (chunk < 16 or chunk & (chunk - 1)):
+        raise InputError(
+            f"sampler.prefill_chunk: {chunk}; allowed: 0, which reads prompts whole, or powers of two from 16"
+        )
+    if kept and not chunk:
+        raise InputError(f"sampler.prefix_cache_bytes: {kept}; allowed: 0 where sampler.prefill_chunk is 0")
     if run.sampler.slots % run.mesh.sampler.data:
         raise InputError(
             f"sampler.slots: {run.sampler.slots}; allowed: a multiple of {run.mesh.sampler.data} "

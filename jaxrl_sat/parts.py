@@ -88,6 +88,11 @@ def make_engine(
         numerics=config.sampler.quantise,
         tokenizer=tokenizer,
         restricted=restricted,
+        steps_per_dispatch=config.sampler.steps_per_dispatch,
+        prefill_chunk=config.sampler.prefill_chunk,
+        prefix_cache_bytes=config.sampler.prefix_cache_bytes,
+        keep_cache_at_swap=config.sampler.keep_cache_at_swap,
+        recompute_prompt_cache=config.sampler.recompute_prompt_cache,
     )
 
 

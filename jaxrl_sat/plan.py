@@ -107,6 +107,8 @@ def _rollouts(config: RunConfig, model_config: model.ModelConfig) -> dict[str, A
         "responses an update": responses,
         "new tokens an update at most": responses * config.sampler.max_response_tokens,
         "prefilled tokens an update at most": config.data.prompts_per_update * config.data.max_prompt_tokens,
+        "tokens of a slot a dispatch": config.sampler.steps_per_dispatch,
+        "prompts are read": _reading(config),
         "responses a slot": round(responses / config.sampler.slots, 3),
         "log-probs recorded a token": topk,
         "words of a nucleus at most": nucleus,
@@ -114,6 +116,15 @@ def _rollouts(config: RunConfig, model_config: model.ModelConfig) -> dict[str, A
         "record bytes a token without a nucleus": plain,
         "record bytes an update at most": record * responses * config.sampler.max_response_tokens,
     }
+
+
+def _reading(config: RunConfig) -> str:
+    drawing = config.sampler
+    text = f"in pieces of {drawing.prefill_chunk} tokens" if drawing.prefill_chunk else "whole"
+    if drawing.prefix_cache_bytes:
+        until = "" if drawing.keep_cache_at_swap else " until the weights change"
+        text += f", shared beginnings once{until}"
+    return text + (", and again where weights change under way" if drawing.recompute_prompt_cache else "")
 
 
 def _learner(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
@@ -236,6 +247,7 @@ def _memory(config: RunConfig, model_config: model.ModelConfig, copy: int) -> di
             )
         )
     )
+    shared_bytes = config.sampler.prefix_cache_bytes
     wide = _bytes(model.abstract_params(model_config, "float32"))  # moments and gradients are float32 always
     master = wide if config.optimizer.master_copy else 0
     state = copy + 3 * wide + master + reference + versions * copy
@@ -248,8 +260,11 @@ def _memory(config: RunConfig, model_config: model.ModelConfig, copy: int) -> di
         "trainer, a device": math.ceil(state * _share(config, model_config, "trainer")),
         "sampler's copies of the versions in flight": sampled,
         "sampler's cache": cache_bytes,
+        "sampler's cache of shared beginnings": shared_bytes,
         "sampler, a device": math.ceil(
-            sampled * _share(config, model_config, "sampler") + cache_bytes / (sampler.data * sampler.tensor)
+            sampled * _share(config, model_config, "sampler")
+            + cache_bytes / (sampler.data * sampler.tensor)
+            + shared_bytes / sampler.tensor
         ),
         "checkpoint on disk": kept,
         "checkpoints on disk": kept * config.checkpoint.keep,

@@ -37,6 +37,13 @@ def test_rollouts(tmp_path: Path) -> None:
     # token, log-prob and version; 20 ids and log-probs; 2 layers of 2 expert ids in a byte each
     assert facts["record bytes a token at most"] == 12 + 20 * 8 + 4
     assert planned(tmp_path, sampler__topk=500)["rollouts"]["log-probs recorded a token"] == 32
+    assert facts["prompts are read"] == "whole"
+    kept = planned(tmp_path, sampler__prefill_chunk=16, sampler__prefix_cache_bytes=1000)
+    assert (
+        kept["rollouts"]["prompts are read"]
+        == "in pieces of 16 tokens, shared beginnings once until the weights change"
+    )
+    assert kept["memory"]["sampler, a device"] == planned(tmp_path)["memory"]["sampler, a device"] + 1000
 
 
 def test_a_nucleus_takes_an_id_for_each_of_its_words(tmp_path: Path) -> None:
