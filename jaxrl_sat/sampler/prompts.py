@@ -7,6 +7,7 @@ when the weights change. The routing goes to the host.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic
 
@@ -20,24 +21,32 @@ from jaxrl_sat.sampler.weights import Weights
 
 
 @dataclasses.dataclass(eq=False)
-class Routing:
-    """Expert ids of the prompts of one prefill, [B, P, M * k], fetched from the device when first asked for."""
+class Reading:
+    """What is recorded of the prompts of one prefill, fetched from the device when first asked for."""
 
-    expert_ids: jax.Array | np.ndarray
+    expert_ids: jax.Array | np.ndarray  # [B, P, M * k]
+    versions: jax.Array | np.ndarray  # int32 [B]
 
-    def of(self, row: int) -> np.ndarray:
-        """Those of one prompt, [P, M * k]."""
-        self.expert_ids = np.asarray(self.expert_ids)
-        return self.expert_ids[row]
+    @classmethod
+    def of(cls, prefix: Prefix) -> Reading:
+        """Starts the copies."""
+        prefix.expert_ids.copy_to_host_async()
+        prefix.versions.copy_to_host_async()
+        return cls(prefix.expert_ids, prefix.versions)
+
+    def row(self, row: int) -> tuple[np.ndarray, int]:
+        """Expert ids [P, M * k] of one prompt, and the oldest version that read any of it."""
+        self.expert_ids, self.versions = np.asarray(self.expert_ids), np.asarray(self.versions)
+        return self.expert_ids[row], int(self.versions[row])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prefill(Generic[J]):
-    """Prompts read together by weights `version`, and the row of each group's."""
+    """Prompts read together, and the row of each group's."""
 
     prefix: Prefix
-    routing: Routing
-    version: int
+    reading: Reading
+    weights: weakref.ref[Weights]  # that read them; they may go before it does
     bucket: int
     rows: Mapping[Group[J], int]
 
@@ -60,7 +69,7 @@ class Prompts(Generic[J]):
 
         Returns the errors of those that could not be read.
         """
-        self._of = {group: one for group, one in self._of.items() if one.version == weights.version}
+        self._of = {group: one for group, one in self._of.items() if one.weights() is weights}
         unread: dict[int, list[Group[J]]] = {}
         for group in dict.fromkeys(groups):
             if group not in self._of:
@@ -81,7 +90,7 @@ class Prompts(Generic[J]):
         together = [*needed, *later]
         try:
             prefix = self._engine.prefill_prompts(weights, [group.tokens for group in together])
-            prefix.expert_ids.copy_to_host_async()
+            reading = Reading.of(prefix)
         except Exception as error:
             if len(together) == 1:
                 return {together[0]: error}
@@ -90,7 +99,7 @@ class Prompts(Generic[J]):
                 failed |= self._read(weights, bucket, [group], [])
             return failed
         rows = {group: row for row, group in enumerate(together)}
-        prefill = Prefill(prefix, Routing(prefix.expert_ids), weights.version, bucket, rows)
+        prefill = Prefill(prefix, reading, weakref.ref(weights), bucket, rows)
         self._of |= dict.fromkeys(together, prefill)
         return {}
 

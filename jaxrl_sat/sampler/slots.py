@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxrl_sat.sampler.engine import RolloutEngine
-from jaxrl_sat.sampler.prompts import Prefill, Prompts, Routing
+from jaxrl_sat.sampler.prompts import Prefill, Prompts, Reading
 from jaxrl_sat.sampler.record import FINISH_REASONS, Fields, RecordLayout
 from jaxrl_sat.sampler.state import DecodeState
 from jaxrl_sat.sampler.stop_strings import Codec, StopStrings, check_stop_strings
@@ -40,9 +40,8 @@ class _Occupant(Generic[J]):
     """A job in a slot."""
 
     job: J
-    routing: Routing  # of its prompt, at `row`
+    reading: Reading  # of its prompt, at `row`
     row: int
-    prefill_version: int
     stop_strings: StopStrings | None
 
     @property
@@ -144,7 +143,7 @@ class Slots(Generic[J]):
         slot = self._free.pop()
         strings = job.sampling.stop_strings
         watch = StopStrings(strings, self._codec) if strings and self._codec is not None else None
-        self._occupants[slot] = _Occupant(job, prefill.routing, row, prefill.version, watch)
+        self._occupants[slot] = _Occupant(job, prefill.reading, row, watch)
         self._serials[slot] = next(self._serial)
         self._lengths[slot] = 0
         self._steps_left[slot] = job.sampling.max_response_tokens
@@ -221,8 +220,8 @@ class Slots(Generic[J]):
         one, length = self._occupants[slot], int(self._lengths[slot])
         fields = self._engine.records.unpack(self._records[slot, :length])
         # The first step fed the last prompt token again, and that pass is the one sampled from: its routing counts.
-        routing = one.routing.of(one.row)[: len(one.job.tokens) - 1]
-        return _rollout_of(one.job.request, routing, fields, one.prefill_version, reason)
+        routing, version = one.reading.row(one.row)
+        return _rollout_of(one.job.request, routing[: len(one.job.tokens) - 1], fields, version, reason)
 
     def _retire(self, slot: int, result: Rollout | Exception) -> None:
         self._settled.append(Outcome(self._occupants.pop(slot).job, result))

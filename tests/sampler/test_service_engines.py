@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,11 +26,21 @@ VERSIONS = dict.fromkeys(range(0, 100, 2), 0) | dict.fromkeys(range(1, 100, 2), 
 
 @pytest.fixture(scope="module")
 def service(engine: RolloutEngine) -> Iterator[SamplerService]:
-    """The engine of all tests and one like it on the next device."""
-    second = tiny.engine(layout=Layout.of(Mesh(np.asarray(jax.devices()[1:2]), ("data",)), {}))
-    engines = [engine, second]
-    with SamplerService(engines, [WeightHolder(one.load_params(tiny.params(0), 0)) for one in engines]) as service:
+    """The engine of all tests, and one on the next device that takes three steps a dispatch, one dispatch ahead as on
+    an accelerator."""
+    layout = Layout.of(Mesh(np.asarray(jax.devices()[1:2]), ("data",)), {})
+    engines = [engine, tiny.engine(layout=layout, steps_per_dispatch=3)]
+    holders = [WeightHolder(one.load_params(tiny.params(0), 0)) for one in engines]
+    with SamplerService(engines, holders, codec=Letters()) as service:
+        service._threads[1].slots._lookahead = 1
         yield service
+
+
+class Letters:
+    """A letter a word."""
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(chr(97 + i) for i in ids)
 
 
 def test_both_work_and_a_rollout_is_the_same_on_either(service, engine):
@@ -54,6 +65,25 @@ def test_a_swap_reaches_both_or_none(service):
     with pytest.raises(InputError, match=f"weights of version {after[0] + 1}: embedding not finite"):
         service.swap(bad, after[0] + 1)
     assert service.health().versions == after
+
+
+def test_a_stop_string_cuts_a_dispatch(service, engine):
+    """What a dispatch sampled after it is in no record, and the slot's next response is not touched by it."""
+    requests = tiny.requests([5] * 8, 3)
+    plain = generate(engine, engine.load_params(tiny.params(0), 0), requests)
+    service.swap(tiny.params(0), 10)
+    cut = []
+    for rollout in plain:
+        text = Letters().decode(rollout.tokens.tolist())
+        sampling = SamplingParams(1.0, 6, (tiny.STOP,), stop_strings=(text[:2] if len(text) > 2 else "~",))
+        cut.append(dataclasses.replace(rollout.request, sampling=sampling))
+    told: list[list[int]] = [[] for _ in cut]
+    callbacks = [lambda fields, to=to: to.extend(fields.tokens.tolist()) for to in told]
+    for i, ticket in enumerate(service.submit_all(cut, on_tokens=callbacks)):
+        found, length = ticket.result(PATIENCE), len(plain[i].tokens)
+        np.testing.assert_array_equal(found.tokens, plain[i].tokens[: 2 if length > 2 else length])
+        assert found.finish_reason == ("stop" if length > 2 else plain[i].finish_reason)
+        assert told[i] == found.tokens.tolist() and len(found.versions) == len(found.tokens)
 
 
 def fails(fields: Any) -> None:
