@@ -115,7 +115,7 @@ def greedy(params: Params, config: ModelConfig, prompts: list[list[int]]) -> tup
         row[: len(prompt)] = prompt
     cache, _ = jax.jit(model.prefill, static_argnums=1)(params, config, padded, lengths.astype(np.int32))
     room = model.init_cache(config, len(prompts), padded.shape[1] + TOKENS)
-    cache = jax.tree.map(lambda empty, filled: empty.at[:, : filled.shape[1]].set(filled), room, cache)
+    cache = jax.tree.map(lambda empty, filled: empty.at[:, :, : filled.shape[2]].set(filled), room, cache)
 
     @functools.partial(jax.jit, donate_argnums=1)
     def step(

@@ -119,18 +119,29 @@ def outer(left: Array, right: Array, sizes: Array) -> Array:
 
 
 def forward(
-    x: Array, source: Array | None, row_weights: Array, sizes: Array, gate: Array, up: Array, down: Array
+    x: Array,
+    source: Array | None,
+    row_weights: Array,
+    sizes: Array,
+    gate: Array,
+    up: Array,
+    down: Array,
+    output_first: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """(The result of `grouped_ffn`, rows @ gate, rows @ up), rows = x[source]."""
+    """(The result of `grouped_ffn`, rows @ gate, rows @ up), rows = x[source].
+
+    With `output_first` weights are [E, out, in], and the result has no gradient.
+    """
+    product, last = ("ra,ba->rb", 1) if output_first else ("ra,ab->rb", 2)
 
     def compute(block: _Block, length: int) -> Any:
         mine = block.take(x, length, source)
-        gated, lifted = (einsum("ra,ab->rb", mine, weight[block.expert]) for weight in (gate, up))
+        gated, lifted = (einsum(product, mine, weight[block.expert]) for weight in (gate, up))
         inner = hidden(gated, lifted, block.take(row_weights, length))
-        return (einsum("ra,ab->rb", inner, down[block.expert]), gated, lifted), ()
+        return (einsum(product, inner, down[block.expert]), gated, lifted), ()
 
     count = row_weights.shape[0]
-    empty = (jnp.zeros((count, width), x.dtype) for width in (down.shape[2], gate.shape[2], gate.shape[2]))
+    empty = (jnp.zeros((count, weight.shape[last]), x.dtype) for weight in (down, gate, gate))
     return _over_blocks(count, sizes, compute, _put_all, tuple(empty))
 
 

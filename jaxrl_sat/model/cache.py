@@ -23,6 +23,7 @@ from jaxrl_sat.model.embedding import embed
 from jaxrl_sat.model.execution import ONE_DEVICE, Execution
 from jaxrl_sat.model.head import local_logits
 from jaxrl_sat.model.ops import rms_norm
+from jaxrl_sat.model.output_first import reordered
 from jaxrl_sat.model.params import gathered, layer_cuts, param_specs
 from jaxrl_sat.model.piece import TOKENS, Piece
 from jaxrl_sat.model.quantised import QArray, of_products, quantise_layer, quantised_like
@@ -36,7 +37,7 @@ DecodeParams = Any
 
 @struct.dataclass
 class Cache:
-    """Keys (after RoPE) and values of each layer: tuples of arrays [slots, length, heads, head_dim], or `Int8`.
+    """Keys (after RoPE) and values of each layer: tuples of arrays [slots, heads, length, head_dim], or `Int8`.
 
     `heads` is `cache_heads`: where attention heads are cut finer than key-value heads, one for each piece.
     """
@@ -60,14 +61,16 @@ def unstack(params: Params) -> DecodeParams:
     return {**{name: leaf for name, leaf in params.items() if name not in runs}, "layers": tuple(layers)}
 
 
-def decode_params(params: Params, dtype: Any, numerics: Numerics = "none") -> DecodeParams:
-    """What decoding in `numerics` takes of stacked parameters: unstacked, new arrays, in `dtype` or quantised.
+def decode_params(params: Params, dtype: Any, numerics: Numerics = "none", output_first: bool = False) -> DecodeParams:
+    """What decoding takes of stacked parameters: unstacked, new arrays, in `dtype` or quantised. See `Execution`.
 
     Weights are quantised as they come, not in `dtype`: to the values that training in the same numerics has.
     """
     taken = unstack(params)
     if numerics == "fp8":
         taken = {**taken, "layers": tuple(quantise_layer(layer) for layer in taken["layers"])}
+    elif output_first:
+        taken = {**taken, "layers": tuple(of_products(layer, reordered) for layer in taken["layers"])}
 
     def copied(leaf: Any) -> Any:
         return leaf if isinstance(leaf, QArray) else jnp.array(leaf, dtype, copy=True)
@@ -75,17 +78,20 @@ def decode_params(params: Params, dtype: Any, numerics: Numerics = "none") -> De
     return jax.tree.map(copied, taken, is_leaf=lambda node: isinstance(node, QArray))
 
 
-def _cuts(config: ModelConfig, layout: Layout, numerics: Numerics) -> list[tuple[Params, Params]]:
-    """`layer_cuts` of each layer, quantised weights among them."""
+def _cuts(config: ModelConfig, layout: Layout, numerics: Numerics, output_first: bool) -> list[tuple[Params, Params]]:
+    """`layer_cuts` of each layer, of weights quantised or reordered."""
     cuts = [layer_cuts(config, layout, run) for run in config.runs for _ in range(len(run))]
-    if numerics == "none":
+    if numerics == "none" and not output_first:
         return cuts
-    return [(of_products(specs, quantised_like), of_products(axes, quantised_like)) for specs, axes in cuts]
+    changed = quantised_like if numerics == "fp8" else reordered
+    return [(of_products(specs, changed), of_products(axes, changed)) for specs, axes in cuts]
 
 
-def decode_param_specs(config: ModelConfig, layout: Layout, numerics: Numerics = "none") -> DecodeParams:
+def decode_param_specs(
+    config: ModelConfig, layout: Layout, numerics: Numerics = "none", output_first: bool = False
+) -> DecodeParams:
     """How each of `decode_params` is cut."""
-    layers = [specs for specs, _ in _cuts(config, layout, numerics)]
+    layers = [specs for specs, _ in _cuts(config, layout, numerics, output_first)]
     rest = {name: spec for name, spec in param_specs(config, layout).items() if not name.startswith("run")}
     return {**rest, "layers": tuple(layers)}
 
@@ -99,7 +105,7 @@ def cache_specs(config: ModelConfig, layout: Layout, rows: int, dtype: Any = "fl
     """How each array of a cache with so many rows is cut; 0 rows: its rows lie whole on every device."""
     heads = layout.spec(("heads",), (config.num_attention_heads,))[0]
     spread = layout.spec(("rows",), (rows,))[0] if rows else None
-    spec: Any = PartitionSpec(spread, None, heads, None)
+    spec: Any = PartitionSpec(spread, heads, None, None)
     if jnp.dtype(dtype) == jnp.int8:
         spec = Int8(spec, PartitionSpec(spread, heads, None))
     return Cache(k=(spec,) * config.num_hidden_layers, v=(spec,) * config.num_hidden_layers)
@@ -150,7 +156,7 @@ def prefill(
         return cache, expert_ids
 
     out = (cache_specs(config, layout, tokens.shape[0], cache_dtype), PartitionSpec(None, *cut, None))
-    specs = decode_param_specs(config, layout, execution.numerics)
+    specs = decode_param_specs(config, layout, execution.numerics, execution.output_first)
     return layout.manual(run, (specs, cut, rows), out)(params, tokens, lengths)
 
 
@@ -183,7 +189,7 @@ def prefill_chunk(
         _, cache, expert_ids = _layers(params, config, tokens, places, attend, cache, piece)
         return cache, expert_ids
 
-    specs = decode_param_specs(config, layout, execution.numerics)
+    specs = decode_param_specs(config, layout, execution.numerics, execution.output_first)
     caches = cache_specs(config, layout, tokens.shape[0], cache.dtype)
     taken = (specs, caches, cut, cut, PartitionSpec())
     given = (caches, PartitionSpec(None, *cut, None))
@@ -205,7 +211,7 @@ def decode(
     layout = execution.layout
     rows = layout.spec(TOKENS[:1], tokens.shape)
     piece = Piece.of(config, execution, PartitionSpec(*rows, None))
-    specs = decode_param_specs(config, layout, execution.numerics)
+    specs = decode_param_specs(config, layout, execution.numerics, execution.output_first)
     head = specs["head" if "head" in specs else "embedding"]
 
     def run(params: DecodeParams, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache, Array]:
@@ -215,7 +221,7 @@ def decode(
             return attend_cache(q[:, 0], keys, values, positions)[:, None], (keys, values)
 
         x, cache, expert_ids = _layers(params, config, tokens[:, None], positions[:, None], attend, cache, piece)
-        return local_logits(params, x[:, 0], head, layout), cache, expert_ids[:, :, 0]
+        return local_logits(params, x[:, 0], head, execution), cache, expert_ids[:, :, 0]
 
     caches = cache_specs(config, layout, tokens.shape[0], cache.dtype)
     out = (PartitionSpec(*rows, None), caches, PartitionSpec(None, *rows, None))
@@ -235,7 +241,7 @@ def _layers(
     layout = piece.layout
     angles = rope(positions, config.head_dim, config.rope_theta)
     x = embed(params["embedding"], tokens, param_specs(config, layout)["embedding"], layout)
-    cuts = _cuts(config, layout, piece.numerics)
+    cuts = _cuts(config, layout, piece.numerics, piece.output_first)
     keys, values, routing = [], [], []
     for index, (layer_params, cut) in enumerate(zip(params["layers"], cuts, strict=True)):
         layer_cache = None if cache is None else (cache.k[index], cache.v[index])

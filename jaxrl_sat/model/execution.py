@@ -24,6 +24,7 @@ class Execution:
     `max_segments`: sequences that a row holds at most, its padding counted as one; 0 if not known.
     `router_sums`: whether the sums behind the router's losses are measured.
     `numerics`: what the products with a layer's weights are computed in.
+    `output_first`: whether decoding has its weights as `jaxrl_sat.model.output_first` says, unless they are quantised.
     """
 
     layout: Layout = Layout()
@@ -31,6 +32,7 @@ class Execution:
     max_segments: int = 0
     router_sums: bool = False
     numerics: Numerics = "none"
+    output_first: bool = False
 
     def checkpointed(self, layer: Callable[..., Any], steps: int) -> Callable[..., Any]:
         """`layer`, of which a scan takes so many steps, with what its backward pass keeps."""

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_sat.layout import Cut, Layout
-from jaxrl_sat.model import dispatch
+from jaxrl_sat.model import decode_experts, dispatch
+from jaxrl_sat.model.output_first import OutputFirst
 from jaxrl_sat.model.piece import Piece
 from jaxrl_sat.model.quantised import Weight
 from jaxrl_sat.types import Numerics
@@ -31,9 +32,9 @@ def experts(
     x: Float[Array, "N D"],
     expert_ids: Int[Array, "N k"],
     weights: Float[Array, "N k"],
-    gate: Float[Weight, "E D F"],
-    up: Float[Weight, "E D F"],
-    down: Float[Weight, "E F D"],
+    gate: Float[Weight, "E D F"] | OutputFirst,
+    up: Float[Weight, "E D F"] | OutputFirst,
+    down: Float[Weight, "E F D"] | OutputFirst,
     piece: Piece,
 ) -> Float[Array, "N D"]:
     """`dispatch.experts` over all devices; of the experts, this device has the E (and of their width the F) given."""
@@ -42,9 +43,16 @@ def experts(
         out = _exchanged(x, expert_ids, weights, gate, up, down, piece)
         return layout.total(out, piece.expert_mlp)
     if cut is not None:
-        expert_ids, weights = _own(expert_ids, weights, gate.shape[0], layout.index(cut))
-    out = dispatch.experts(x, expert_ids, weights, gate, up, down, piece.numerics)
+        expert_ids, weights = _own(expert_ids, weights, jax.tree.leaves(gate)[0].shape[0], layout.index(cut))
+    out = _computing(gate, piece.numerics)(x, expert_ids, weights, gate, up, down)
     return layout.total(out, cut, piece.expert_mlp)
+
+
+def _computing(gate: Weight | OutputFirst, numerics: Numerics) -> Callable[..., Array]:
+    """What computes experts whose weights lie as `gate` does."""
+    if isinstance(gate, OutputFirst):
+        return decode_experts.experts
+    return functools.partial(dispatch.experts, numerics=numerics)
 
 
 def _own(expert_ids: Array, weights: Array, local: int, index: Array) -> tuple[Array, Array]:

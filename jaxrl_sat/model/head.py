@@ -18,6 +18,7 @@ from jaxrl_sat.layout import Cut, Layout
 from jaxrl_sat.model.config import ModelConfig
 from jaxrl_sat.model.execution import ONE_DEVICE, Execution
 from jaxrl_sat.model.ops import einsum
+from jaxrl_sat.model.output_first import times_transposed
 from jaxrl_sat.types import AnyArray, Params
 
 # Logits of a chunk, in float32 elements: 32 MiB, which caches can hold. Wider chunks than MIN_WORDS gain nothing more.
@@ -57,10 +58,13 @@ def unembed(
 
 
 def local_logits(
-    params: Params, hidden: Float[Array, "*b D"], spec: PartitionSpec, layout: Layout
-) -> Float[Array, "*b V"]:
+    params: Params, hidden: Float[Array, "N D"], spec: PartitionSpec, execution: Execution = ONE_DEVICE
+) -> Float[Array, "N V"]:
     """Logits of all words, float32, inside `Layout.manual`, where the head is this device's piece, cut by `spec`."""
-    z = _logits(hidden, layout.gather(head_weight(params), spec[1], 1))
+    layout = execution.layout
+    weight = layout.gather(head_weight(params), spec[1], 1)
+    # The head lies output first as it is.
+    z = times_transposed(hidden, weight, jnp.float32) if execution.output_first else _logits(hidden, weight)
     return layout.gather(z, spec[0], z.ndim - 1)
 
 

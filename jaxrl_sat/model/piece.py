@@ -27,6 +27,7 @@ class Piece:
     expert_mlp: Cut
     experts: Cut
     numerics: Numerics = "none"
+    output_first: bool = False
 
     @classmethod
     def of(cls, config: ModelConfig, execution: Execution, tokens: PartitionSpec) -> Piece:
@@ -44,6 +45,7 @@ class Piece:
             expert_mlp=cut("mlp", config.moe_intermediate_size),
             experts=cut("experts", config.num_experts),
             numerics=execution.numerics,
+            output_first=execution.output_first,
         )
 
     @property

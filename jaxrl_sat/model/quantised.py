@@ -23,7 +23,9 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 from qwix import QArray
 
+from jaxrl_sat.model import output_first
 from jaxrl_sat.model.ops import einsum
+from jaxrl_sat.model.output_first import OutputFirst
 from jaxrl_sat.types import Numerics, Params
 
 Weight = Array | QArray
@@ -68,11 +70,14 @@ def quantised_like(names: Any, kept: tuple[int, ...]) -> QArray:
 # ------------------------------------------------------------------------------------------------ einsum
 
 
-def project(spec: str, x: Array, weight: Weight, numerics: Numerics = "none") -> Array:
+def project(spec: str, x: Array, weight: Weight | OutputFirst, numerics: Numerics = "none") -> Array:
     """`einsum(spec, x, weight)` in the numbers that `weight` is quantised to, else in those of `numerics`.
 
-    `weight` has the dtype of `x`, as has the result. A quantised weight takes no gradient.
+    `weight` has the dtype of `x`, as has the result. A quantised weight takes no gradient. Of a weight that lies output
+    first, `spec` says what it was before.
     """
+    if isinstance(weight, OutputFirst):
+        return output_first.product(x, weight)
     if isinstance(weight, QArray):
         (kept, _), _ = _kept(spec)
         return qwix.einsum(spec, quantise(x, kept), weight).astype(x.dtype)

@@ -26,6 +26,7 @@ from jaxrl_sat.model.execution import ONE_DEVICE, Execution
 from jaxrl_sat.model.head import unembed
 from jaxrl_sat.model.moe import Router, moe, router_sums
 from jaxrl_sat.model.ops import INPUT, rms_norm, saved
+from jaxrl_sat.model.output_first import OutputFirst
 from jaxrl_sat.model.params import gathered, layer_cuts, param_specs
 from jaxrl_sat.model.piece import TOKENS, Piece
 from jaxrl_sat.model.quantised import project
@@ -94,10 +95,11 @@ def _own_key_value_heads(p: Params, config: ModelConfig, piece: Piece) -> Params
     """Where key-value heads are not cut with the attention heads, those that this device's heads attend by."""
     ways, heads = piece.layout.ways(piece.heads), config.num_key_value_heads
     own = max(1, heads // ways)
-    if p["k"].shape[1] == own:
+    axis = 0 if isinstance(p["k"], OutputFirst) else 1
+    if jax.tree.leaves(p["k"])[0].shape[axis] == own:
         return p
     first = piece.layout.index(piece.heads) * heads // ways
-    take = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=first, slice_size=own, axis=1)
+    take = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=first, slice_size=own, axis=axis)
     return {**p, **{name: jax.tree.map(take, p[name]) for name in "kv"}}
 
 

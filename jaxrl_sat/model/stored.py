@@ -21,12 +21,13 @@ from jaxrl_sat.types import AnyArray
 class Int8:
     """Numbers in 8 bits; also a place for what there is to say of each of the two arrays, as of their cuts."""
 
-    values: AnyArray  # int8 [S, L, KV, hd]
+    values: AnyArray  # int8 [S, KV, L, hd]
     scale: AnyArray  # float32 [S, KV, L]
 
 
 Stored = Any
-"""A floating-point array [S, L, KV, hd], or the same in `Int8`."""
+"""A floating-point array [S, KV, L, hd], or the same in `Int8`. Heads first: attention reads a head's entries in a row.
+"""
 
 
 def is_stored(node: Any) -> bool:
@@ -36,7 +37,7 @@ def is_stored(node: Any) -> bool:
 
 def empty(slots: int, length: int, heads: int, head_dim: int, dtype: Any) -> Stored:
     """Zeros; `dtype` int8 or floating."""
-    values = jnp.zeros((slots, length, heads, head_dim), dtype)
+    values = jnp.zeros((slots, heads, length, head_dim), dtype)
     return Int8(values, jnp.zeros((slots, heads, length), jnp.float32)) if jnp.dtype(dtype) == jnp.int8 else values
 
 
@@ -47,62 +48,63 @@ def dtype_of(stored: Stored) -> Any:
 
 def stored(x: Float[Array, "S L KV hd"], dtype: Any) -> Stored:
     """Keys or values as a cache of `dtype` has them."""
+    x = x.swapaxes(1, 2)
     if jnp.dtype(dtype) != jnp.int8:
         return x.astype(dtype)
     wide = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(wide), axis=-1) / 127
     values = jnp.round(wide / jnp.where(scale > 0, scale, 1.0)[..., None]).astype(jnp.int8)
-    return Int8(values, scale.swapaxes(1, 2))
+    return Int8(values, scale)
 
 
 def write(cache: Stored, new: Float[Array, "S C KV hd"], positions: Int[Array, "S C"]) -> Stored:
     """The cache with each slot's entries at its `positions`; those at and beyond its length are dropped."""
-    put = stored(new, dtype_of(cache))
     slots = jnp.arange(positions.shape[0])[:, None]
-    if isinstance(cache, Int8):
-        scale = cache.scale.at[slots, :, positions].set(put.scale.swapaxes(1, 2), mode="drop")
-        return Int8(cache.values.at[slots, positions].set(put.values, mode="drop"), scale)
-    return cache.at[slots, positions].set(put, mode="drop")
+
+    def put(old: Array, entries: Array) -> Array:
+        return old.at[slots, :, positions].set(entries.swapaxes(1, 2), mode="drop")
+
+    return jax.tree.map(put, cache, stored(new, dtype_of(cache)))
 
 
 def insert(cache: Stored, rows: Stored, slots: Int[Array, " N"]) -> Stored:
     """The cache with N rows of a shorter one at the start of `slots`; those at and beyond its slots are dropped."""
-    if isinstance(cache, Int8):
-        length = rows.values.shape[1]
-        scale = cache.scale.at[slots, :, :length].set(rows.scale, mode="drop")
-        return Int8(cache.values.at[slots, :length].set(rows.values, mode="drop"), scale)
-    return cache.at[slots, : rows.shape[1]].set(rows, mode="drop")
+
+    def put(old: Array, new: Array) -> Array:
+        return old.at[slots, :, : new.shape[2]].set(new, mode="drop")
+
+    return jax.tree.map(put, cache, rows)
 
 
 def from_blocks(pool: Stored, blocks: Int[Array, "S n"]) -> Stored:
-    """Rows put together from the entries of a pool [N, C, ...], n one after the other; zeros for those beyond it."""
+    """Rows put together from the entries of a pool [N, KV, C, ...], n one after the other; zeros for those beyond it.
 
-    def taken(array: Array) -> Array:
-        return jnp.take(array, blocks, axis=0, mode="fill", fill_value=0)
+    Also of an array that is no cache, if of so many axes.
+    """
 
-    slots, count = blocks.shape
-    if isinstance(pool, Int8):
-        scale = jnp.moveaxis(taken(pool.scale), 1, 2)
-        return Int8(from_blocks(pool.values, blocks), scale.reshape(slots, scale.shape[1], -1))
-    return taken(pool).reshape(slots, count * pool.shape[1], *pool.shape[2:])
+    def rows(array: Array) -> Array:
+        taken = jnp.moveaxis(jnp.take(array, blocks, axis=0, mode="fill", fill_value=0), 1, 2)
+        return taken.reshape(*taken.shape[:2], -1, *taken.shape[4:])
+
+    return jax.tree.map(rows, pool)
 
 
 def to_blocks(pool: Stored, rows: Stored, blocks: Int[Array, "S n"]) -> Stored:
-    """The pool with its entries `blocks` taken from rows [S, n * C, ...]; those beyond it are dropped."""
-    if isinstance(pool, Int8):
-        cut = rows.scale.reshape(*rows.scale.shape[:2], blocks.shape[1], -1)
-        scale = pool.scale.at[blocks].set(jnp.moveaxis(cut, 2, 1), mode="drop")
-        return Int8(to_blocks(pool.values, rows.values, blocks), scale)
-    return pool.at[blocks].set(rows.reshape(*blocks.shape, *pool.shape[1:]), mode="drop")
+    """The pool with its entries `blocks` taken from rows [S, KV, n * C, ...]; those beyond it are dropped."""
+
+    def put(old: Array, new: Array) -> Array:
+        cut = new.reshape(*new.shape[:2], blocks.shape[1], *old.shape[2:])
+        return old.at[blocks].set(jnp.moveaxis(cut, 2, 1), mode="drop")
+
+    return jax.tree.map(put, pool, rows)
 
 
-def read(cache: Stored, start: Int[Array, ""], size: int, dtype: Any) -> Float[Array, "S C KV hd"]:
+def read(cache: Stored, start: Int[Array, ""], size: int, dtype: Any) -> Float[Array, "S KV C hd"]:
     """`size` positions of every slot from `start` on, in `dtype`."""
-    if not isinstance(cache, Int8):
-        return jax.lax.dynamic_slice_in_dim(cache, start, size, axis=1).astype(dtype)
-    values = jax.lax.dynamic_slice_in_dim(cache.values, start, size, axis=1).astype(jnp.float32)
-    scale = jax.lax.dynamic_slice_in_dim(cache.scale, start, size, axis=2)
-    return (values * scale.swapaxes(1, 2)[..., None]).astype(dtype)
+    part = jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, start, size, axis=2), cache)
+    if not isinstance(part, Int8):
+        return part.astype(dtype)
+    return (part.values.astype(jnp.float32) * part.scale[..., None]).astype(dtype)
 
 
 def attend_cache(
@@ -111,15 +113,24 @@ def attend_cache(
     """One query a slot against the cached positions 0..position. Softmax in float32."""
     slots, heads, head_dim = q.shape
     keys, values = (x.values.astype(q.dtype) if isinstance(x, Int8) else x for x in (k, v))
-    q = q.reshape(slots, keys.shape[2], heads // keys.shape[2], head_dim) * head_dim**-0.5
-    scores = einsum("skgd,slkd->skgl", q, keys, out=jnp.float32)
+    q = q.reshape(slots, keys.shape[1], heads // keys.shape[1], head_dim) * head_dim**-0.5
+    scores = jax.lax.platform_dependent(q, keys, cpu=_scores_of_few, default=_scores)
     if isinstance(k, Int8):
         scores = scores * k.scale[:, :, None]
-    visible = jnp.arange(keys.shape[1]) <= positions[:, None]
+    visible = jnp.arange(keys.shape[2]) <= positions[:, None]
     probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1)
     if isinstance(v, Int8):
         probs = probs * v.scale[:, :, None]
-    return einsum("skgl,slkd->skgd", probs.astype(values.dtype), values).reshape(slots, heads, head_dim)
+    return einsum("skgl,skld->skgd", probs.astype(values.dtype), values).reshape(slots, heads, head_dim)
+
+
+def _scores(q: Float[Array, "S KV G hd"], keys: Float[Array, "S KV L hd"]) -> Float[Array, "S KV G L"]:
+    return einsum("skgd,skld->skgl", q, keys, out=jnp.float32)
+
+
+def _scores_of_few(q: Array, keys: Array) -> Array:
+    """The same with the long operand on the left, where a CPU reads it as it lies: see `output_first`."""
+    return jax.lax.optimization_barrier(einsum("skld,skgd->sklg", keys, q, out=jnp.float32)).swapaxes(2, 3)
 
 
 def attend_chunk(
@@ -137,14 +148,15 @@ def attend_chunk(
     slots, size, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     grouped = (q * head_dim**-0.5).reshape(slots, size, kv_heads, heads // kv_heads, head_dim)
+    k, v = (x.swapaxes(1, 2) for x in (k, v))
 
     def block(keys: Array, values: Array, visible: Array | None) -> tuple[Array, Array, Array]:
         """Largest score, sum of weights, weighted values: float32 [S, KV, G, C, 1 or hd]."""
-        scores = einsum("sckgd,slkd->skgcl", grouped, keys, out=jnp.float32)
+        scores = einsum("sckgd,skld->skgcl", grouped, keys, out=jnp.float32)
         scores = scores if visible is None else jnp.where(visible, scores, -jnp.inf)
         largest = jnp.max(scores, axis=-1, keepdims=True)
         weights = jnp.exp(scores - largest)
-        out = einsum("skgcl,slkd->skgcd", weights.astype(values.dtype), values, out=jnp.float32)
+        out = einsum("skgcl,skld->skgcd", weights.astype(values.dtype), values, out=jnp.float32)
         return largest, jnp.sum(weights, axis=-1, keepdims=True), out
 
     def join(index: Array, so_far: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:

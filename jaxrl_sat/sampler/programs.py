@@ -57,7 +57,9 @@ class Programs:
         self.config = config
         self.records = records
         self.shapes = shapes
-        self.execution = model.Execution(layout, numerics=numerics)
+        # Where a step takes as long as its weights take to read, and XLA reads one on the right twice.
+        output_first = layout.device.platform == "cpu"
+        self.execution = model.Execution(layout, numerics=numerics, output_first=output_first)
         self.compilations: collections.Counter[str] = collections.Counter()
         sizes = (shapes.slots, shapes.length, shapes.cache_dtype, layout, shapes.recompute)
         make_state = functools.partial(empty_state, config, *sizes)
@@ -66,7 +68,7 @@ class Programs:
         self.state_shapes = jax.tree.map(
             lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), jax.eval_shape(make_state), state
         )
-        loaded = layout.place(model.decode_param_specs(config, layout, numerics))
+        loaded = layout.place(model.decode_param_specs(config, layout, numerics, output_first))
         pool = pool_shardings(config, layout, shapes.cache_dtype)
         self.init = jax.jit(make_state, out_shardings=state)
         self.init_pool = jax.jit(self._empty_pool, static_argnums=0, out_shardings=pool)
@@ -82,7 +84,8 @@ class Programs:
 
     def _load(self, params: Params) -> Any:
         self.compilations["load"] += 1
-        return model.decode_params(params, self.shapes.dtype, self.execution.numerics)
+        execution = self.execution
+        return model.decode_params(params, self.shapes.dtype, execution.numerics, execution.output_first)
 
     # -------------------------------------------------------------------------------------------- prefill
 
@@ -121,7 +124,7 @@ class Programs:
         self.compilations["begin"] += 1
         if pool is not None:
             cache = jax.tree.map(lambda kept: stored.from_blocks(kept, blocks), pool.cache, is_leaf=stored.is_stored)
-            expert_ids = stored.from_blocks(pool.expert_ids, blocks)
+            expert_ids = stored.from_blocks(pool.expert_ids[:, None], blocks)[:, 0]
         else:
             rows, bucket = tokens.shape
             empty = model.init_cache(self.config, rows, bucket, self.shapes.cache_dtype, self.execution)
@@ -161,7 +164,8 @@ class Programs:
             return stored.to_blocks(kept, rows, blocks)
 
         cache = jax.tree.map(put, pool.cache, prefix.cache, is_leaf=stored.is_stored)
-        return Pool(cache=cache, expert_ids=put(pool.expert_ids, prefix.expert_ids))
+        routing = put(pool.expert_ids[:, None], prefix.expert_ids[:, None])[:, 0]
+        return Pool(cache=cache, expert_ids=routing)
 
     # ------------------------------------------------------------------------------------- insert, release
 

@@ -28,7 +28,7 @@ def test_prefill_and_decode_equal_the_forward_pass(slots: int, changes: dict) ->
     filled, prompt_ids = jax.jit(prefill, static_argnums=1)(weights, config, tokens[:, :PROMPT], starts)
     cache = init_cache(config, slots, ROOM)
     # Garbage beyond what was written must not be seen.
-    cache = jax.tree.map(lambda full, part: (full + 1e3).at[:, :PROMPT].set(part), cache, filled)
+    cache = jax.tree.map(lambda full, part: (full + 1e3).at[:, :, :PROMPT].set(part), cache, filled)
     step = jax.jit(functools.partial(decode, config=config), donate_argnames="cache")
     row = jnp.arange(slots)
     for offset in range(LENGTH - PROMPT):
@@ -55,7 +55,7 @@ def test_cache_shapes_and_dtype() -> None:
     cache = jax.eval_shape(lambda: init_cache(config, 3, 8, "bfloat16"))
     assert isinstance(cache, Cache)
     assert len(cache.k) == len(cache.v) == config.num_hidden_layers
-    assert {(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(cache)} == {((3, 8, 2, 6), "bfloat16")}
+    assert {(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(cache)} == {((3, 2, 8, 6), "bfloat16")}
 
 
 def test_a_shorter_cache_dtype_keeps_the_dtype_of_the_model() -> None:

@@ -45,8 +45,8 @@ def test_pieces_are_the_whole() -> None:
         unstack(params), config, tokens[:, :LENGTH], jnp.asarray([16, 16], jnp.int32)
     )
     for part, full in zip(jax.tree.leaves(cache), jax.tree.leaves(whole), strict=True):
-        assert gap(part[:, :LENGTH], full) < 2e-6
-        np.testing.assert_array_equal(part[:, LENGTH:], np.full_like(part[:, LENGTH:], 7))
+        assert gap(part[:, :, :LENGTH], full) < 2e-6
+        np.testing.assert_array_equal(part[:, :, LENGTH:], np.full_like(part[:, :, LENGTH:], 7))
     np.testing.assert_array_equal(routing, ids)
 
 
@@ -66,12 +66,12 @@ def test_entries_in_eight_bits_are_within_half_a_step() -> None:
     x = np.random.default_rng(0).normal(size=(3, 5, 2, 6)).astype(np.float32)
     x[0, 0, 0] = 0.0
     kept = stored.stored(jnp.asarray(x), "int8")
-    assert (kept.values.dtype, kept.values.shape) == (jnp.int8, (3, 5, 2, 6))
+    assert (kept.values.dtype, kept.values.shape) == (jnp.int8, (3, 2, 5, 6))
     assert (kept.scale.dtype, kept.scale.shape) == (jnp.float32, (3, 2, 5))
     largest = np.abs(x).max(axis=-1, keepdims=True)
-    found = np.asarray(stored.read(kept, jnp.int32(0), 5, jnp.float32))
+    found = np.asarray(stored.read(kept, jnp.int32(0), 5, jnp.float32)).swapaxes(1, 2)
     assert (np.abs(found - x) <= largest / 127 * 0.5001).all()
-    np.testing.assert_array_equal(np.abs(kept.values).max(axis=-1)[1:], np.full((2, 5, 2), 127))
+    np.testing.assert_array_equal(np.abs(kept.values).max(axis=-1)[1:], np.full((2, 2, 5), 127))
     np.testing.assert_array_equal(found[0, 0, 0], np.zeros(6))
 
 
@@ -90,7 +90,7 @@ def test_blocks_of_a_pool_come_back(dtype: str) -> None:
     rows = stored.stored(jnp.asarray(rng.normal(size=(2, 12, 2, 6)), jnp.float32), dtype)
     pool = stored.to_blocks(stored.empty(5, 4, 2, 6, dtype), rows, jnp.asarray([[3, 0, 5], [1, 5, 4]]))
     found = stored.from_blocks(pool, jnp.asarray([[3, 0, 5], [2, 1, 4]]))
-    read = lambda x: np.asarray(stored.read(x, jnp.int32(0), 12, jnp.float32))  # noqa: E731
+    read = lambda x: np.asarray(stored.read(x, jnp.int32(0), 12, jnp.float32)).swapaxes(1, 2)  # noqa: E731
     expected = np.zeros((2, 12, 2, 6), np.float32)
     expected[0, :8] = read(rows)[0, :8]
     expected[1, 4:8], expected[1, 8:] = read(rows)[1, :4], read(rows)[1, 8:]

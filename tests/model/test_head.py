@@ -159,7 +159,7 @@ def test_logits_do_not_depend_on_the_mesh(sizes: dict[str, int]) -> None:
     layout = execution.layout
     cut, weight_cut = layout.spec(("rows", None), (2, 1)), layout.spec(head.AXES, params["head"].shape)
     inside = layout.manual(
-        lambda params, hidden: head.local_logits(params, hidden, weight_cut, layout),
+        lambda params, hidden: head.local_logits(params, hidden, weight_cut, execution),
         ({"head": weight_cut}, cut),
         PartitionSpec(*cut),
     )

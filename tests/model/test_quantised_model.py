@@ -84,7 +84,7 @@ def decoded(params: Any, execution: Execution) -> jax.Array:
     tokens, lengths = random_tokens(CONFIG, 4, 8), jnp.full(4, 4, jnp.int32)
     cache, _ = prefill(params, CONFIG, tokens[:, :4], lengths, execution)
     empty = init_cache(CONFIG, 4, 8, execution=execution)
-    cache = jax.tree.map(lambda old, new: old.at[:, :4].set(new), empty, cache)
+    cache = jax.tree.map(lambda old, new: old.at[:, :, :4].set(new), empty, cache)
     found = []
     for place in range(4, 7):
         out, cache, _ = decode(params, CONFIG, cache, tokens[:, place], lengths + place - 4, execution)

@@ -135,7 +135,7 @@ def test_prefill_and_decoding_do_not_depend_on_the_mesh(sizes: tuple[int, ...]) 
     def run(params: Any, execution: Execution) -> Any:
         cache, ids = prefill(params, CONFIG, tokens, lengths, execution)
         empty = init_cache(CONFIG, 4, 8, execution=execution)
-        cache = jax.tree.map(lambda old, new: old.at[:, :6].set(new), empty, cache)
+        cache = jax.tree.map(lambda old, new: old.at[:, :, :6].set(new), empty, cache)
         out, _, more = decode(params, CONFIG, cache, tokens[:, 0], lengths, execution)
         return out, more, jnp.where(jnp.arange(6)[:, None] < lengths[:, None, None], ids, 0)
 

@@ -56,11 +56,11 @@ def test_cut_over_a_mesh_the_rollouts_are_the_same(cut, engine, weights):
 
 def test_weights_and_state_are_really_cut():
     many = spread(BY_TENSOR)
-    query = many.load_params(tiny.params()).decode_params["layers"][0]["attention"]["q"]
-    assert query.shape == (32, 4, 8) and query.sharding.shard_shape(query.shape) == (32, 2, 8)
+    query = many.load_params(tiny.params()).decode_params["layers"][0]["attention"]["q"].value
+    assert query.shape == (4, 8, 32) and query.sharding.shard_shape(query.shape) == (2, 8, 32)
     state = many.init_decode_state()
     keys = state.cache[0][0]
-    assert keys.shape == (8, 38, 2, 8) and keys.sharding.shard_shape(keys.shape) == (4, 38, 1, 8)
+    assert keys.shape == (8, 2, 38, 8) and keys.sharding.shard_shape(keys.shape) == (4, 1, 38, 8)
     assert state.tokens.sharding.shard_shape(state.tokens.shape) == (4,)
 
 
