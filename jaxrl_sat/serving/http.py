@@ -1,6 +1,6 @@
 """OpenAI-compatible HTTP over a `SamplerService`: completions, chat completions, models, health.
 
-The event loop only waits, reads and writes: prompts are rendered and encoded in a thread, tokens made in the engine's.
+The event loop waits, reads and writes; long prompts are encoded in threads, and tokens made in the engine's.
 A client that goes away cancels what it asked for.
 """
 
@@ -33,6 +33,9 @@ from jaxrl_sat.types import InputError, Rollout
 
 BODY_BYTES = 4 << 20
 """Longest body of a call."""
+
+SHORT_BODY, SHORT_REPLY = 16 << 10, 512
+"""Bytes of a body that are read, and tokens of a reply that are written, without a thread of their own."""
 
 BODY_SECONDS = 60
 """Longest time a body may take to arrive."""
@@ -143,7 +146,7 @@ class _Server:
 
     async def _answer(self, request: Request, understand: Callable[[Any, Served], Call]) -> Response:
         content = await read_body(request)
-        call = await run_in_threadpool(lambda: understand(body.parse_json(content), self._served))
+        call = await _at_once(len(content) <= SHORT_BODY, lambda: understand(body.parse_json(content), self._served))
         reply = Reply(call, self._served)
         responses = Responses(self._service, call)
         if call.fields.stream:
@@ -156,7 +159,13 @@ class _Server:
             responses.cancel()
         if rollouts is None:
             return Response(status_code=CLIENT_LEFT)
-        return JSONResponse(await run_in_threadpool(reply.whole, rollouts))
+        tokens = sum(len(rollout.tokens) for rollout in rollouts)
+        return JSONResponse(await _at_once(tokens <= SHORT_REPLY, lambda: reply.whole(rollouts)))
+
+
+async def _at_once(short: bool, work: Callable[[], Any]) -> Any:
+    """What `work` returns, done here if it is short, else in a thread, so that the event loop goes on."""
+    return work() if short else await run_in_threadpool(work)
 
 
 async def read_body(request: Request) -> bytes:
@@ -213,6 +222,7 @@ class Responses:
         await asyncio.wait({rollouts, gone}, return_when=asyncio.FIRST_COMPLETED)
         if rollouts.done():
             return rollouts.result()
+        rollouts.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody asks any more
         rollouts.cancel()
         return None
 
