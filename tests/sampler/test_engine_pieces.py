@@ -97,11 +97,12 @@ def test_a_prefix_given_by_jetstream_is_not_read_again(reusing, weights, monkeyp
     starts = read(reusing, monkeypatch)
     both = reusing.prefill(params=weights, existing_prefix=before, padded_tokens=whole[40:], true_length=10)
     assert starts == [32, 48]
-    plain = engine()
-    alone = plain.prefill_prompts(weights, [whole])
-    for one, other in zip(jax.tree.leaves(both.cache), jax.tree.leaves(alone.cache), strict=True):
-        np.testing.assert_array_equal(one[0, :50], other[0, :50])
-    np.testing.assert_array_equal(both.expert_ids[0, :50], alone.expert_ids[0, :50])
+    [alone] = generate(reusing, weights, requests(whole))
+    state, logp = reusing.insert(both, reusing.init_decode_state(), 2, seed=0), []
+    for _ in alone.tokens:
+        state, data = reusing.advance(weights, state)
+        logp.append(reusing.records.unpack(np.asarray(data)).logp[0, 2])
+    np.testing.assert_array_equal(logp, alone.logp)
 
 
 def test_other_weights_forget_what_was_kept(reusing, weights, monkeypatch):
@@ -139,10 +140,12 @@ def test_cut_over_a_mesh_pieces_are_the_same(weights, cache_dtype):
     whole, cut = engine(**KEPT, cache_dtype=cache_dtype), engine(**KEPT, cache_dtype=cache_dtype, layout=layout)
     asked = requests(prompt((61, 33)), prompt((62, 64)), prompt((61, 40)), prompt((63, 5)))
     loaded = cut.load_params(tiny.params(), 3)
-    assert jax.tree.leaves(cut.init_decode_state().cache)[0].sharding.shard_shape((4, 70, 2, 8)) == (2, 70, 1, 8)
+    for array in jax.tree.leaves(cut.init_decode_state().cache):
+        assert array.size == 4 * np.prod(array.sharding.shard_shape(array.shape))
     for one, other in zip(generate(whole, weights, asked), generate(cut, loaded, asked), strict=True):
+        # In 8 bits a last bit of difference may move a number by a whole step.
         np.testing.assert_array_equal(one.tokens, other.tokens)
-        np.testing.assert_allclose(one.logp, other.logp, atol=1e-4)
+        np.testing.assert_allclose(one.logp, other.logp, atol=1e-4 if cache_dtype == "float32" else 0.05)
         np.testing.assert_array_equal(one.expert_ids, other.expert_ids)
 
 
