@@ -13,6 +13,7 @@ import collections
 import dataclasses
 import gc
 import json
+import logging
 import os
 import queue
 import random
@@ -116,6 +117,8 @@ class Soak:
         """Hands in groups of requests, some poisoned, as fast as the queue takes them."""
         kind = rng.choices(["good", "unreadable", "deaf", "refused"], [90, 3, 3, 4])[0]
         tokens = np.asarray([rng.randrange(3, POISON) for _ in range(rng.randint(1, PROMPT))], np.int32)
+        if rng.random() < 0.5:  # some begin alike
+            tokens[:17] = 7
         if kind == "refused":
             tokens = tokens[:0] if rng.random() < 0.5 else np.full(4, CONFIG.vocab_size, np.int32)
         if kind == "unreadable":
@@ -256,6 +259,8 @@ class Soak:
         while (self.open or self.kept or not self.to_replay.empty()) and time.monotonic() < limit:
             self.taker(rng)
             self.checker(rng)
+        for engine in self.engines:
+            engine.fail_next = False
         plain = [self.request(rng, np.full(5, 7, np.int32), group) for group in range(4 * SLOTS)]
         wait([ticket.future for ticket in self.service.submit_all(plain)], timeout=60)
         with self.lock:
@@ -311,12 +316,15 @@ def main() -> None:
     """Run, check and print."""
     parser = argparse.ArgumentParser(description="The sampler under everything at once.")
     parser.add_argument("--minutes", type=float, default=30.0, help="how long, after the warm-up")
-    parser.add_argument("--engines", type=int, default=2, help="engines, each on a device of its own")
+    parser.add_argument(
+        "--engines", type=int, default=2, help="each on a device of its own; every second one elaborate"
+    )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", arguments.engines)
+    logging.getLogger("jaxrl_sat").setLevel(logging.CRITICAL)  # dispatches fail by the hundred, as they are made to
     ran_on = machine()
-    engines = [make_engine(device) for device in jax.devices()[: arguments.engines]]
+    engines = [make_engine(device, i % 2 == 1) for i, device in enumerate(jax.devices()[: arguments.engines])]
     holders = [WeightHolder(engine.load_params(table(0), 0)) for engine in engines]
     say("compiling")
     for engine, holder in zip(engines, holders, strict=True):

@@ -73,8 +73,14 @@ def table(number: int) -> Any:
     return jax.tree_util.tree_map_with_path(make, model.abstract_params(CONFIG))
 
 
-def make_engine(device: Any) -> FailingEngine:
-    """An engine on one device that can do everything that a request may ask for."""
+def make_engine(device: Any, elaborate: bool) -> FailingEngine:
+    """An engine on one device that can do everything that a request may ask for.
+
+    An `elaborate` one takes several steps a dispatch and reads prompts in pieces, of which it keeps some.
+    """
+    options: dict[str, Any] = (
+        {"steps_per_dispatch": 2, "prefill_chunk": 16, "prefix_cache_bytes": 1 << 18} if elaborate else {}
+    )
     mesh = Mesh(np.asarray([device], dtype=object), ("data",), axis_types=(AxisType.Auto,))
     return FailingEngine(
         CONFIG,
@@ -85,6 +91,7 @@ def make_engine(device: Any) -> FailingEngine:
         sampling=SamplingParams(1.0, RESPONSE, (STOP,)),
         topk=5,
         restricted=True,
+        **options,
     )
 
 

@@ -195,11 +195,14 @@ class SamplerService:
             )
 
     def close(self) -> None:
-        """End after the dispatches under way. What has not finished fails, whoever waits is told. May be repeated."""
+        """End after the dispatches under way. What has not finished fails, whoever waits is told. May be repeated.
+
+        A dispatch that hangs is waited for `dispatch_limit_s`, and then left to itself.
+        """
         self._end()
         for thread in (*self._threads, self._watchdog):
             if thread is not threading.current_thread():
-                thread.join()
+                thread.join(self._dispatch_limit_s)
 
     def __enter__(self) -> SamplerService:
         return self
