@@ -7,8 +7,10 @@ it: calls under way may end. Exit status 0: stopped. 2: the input cannot be used
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+import socket
 import sys
 from collections.abc import Sequence
 
@@ -31,7 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> None:
     settings, source = settings_lib.parse(argv)
-    listening = settings_lib.bound(settings) if settings.workers else None
+    with settings_lib.bound(settings) if settings.workers else contextlib.nullcontext() as listening:
+        _serve(settings, source, listening)
+
+
+def _serve(settings: settings_lib.Settings, source: cli.Source, listening: socket.socket | None) -> None:
     try:
         from jaxrl_sat.serving import build, server
     except ModuleNotFoundError as error:
@@ -41,8 +47,7 @@ def _run(argv: Sequence[str]) -> None:
 
     for name, level in (("jax", logging.WARNING), ("absl", logging.ERROR)):
         logging.getLogger(name).setLevel(level)
-    # No data is read here, so none need be named.
-    source = dataclasses.replace(source, overrides=(("data.path", "arithmetic"), *source.overrides))
+    source = without_data(source)
     wanted = lambda run: build.devices_wanted(run, settings.engines)  # noqa: E731
     preset, found = (source.preset, "as asked") if source.preset else devices.preset_that_fits(source, wanted)
     run = config.from_config_dict(cli.load(source, preset))
@@ -53,6 +58,11 @@ def _run(argv: Sequence[str]) -> None:
         run = dataclasses.replace(run, sampler=dataclasses.replace(run.sampler, temperature=settings.temperature))
     loaded = build.load(run, settings.engines, settings.checkpoint, settings.model_name)
     server.run(loaded, settings, listening)
+
+
+def without_data(source: cli.Source) -> cli.Source:
+    """A config that need not name data, as none is read."""
+    return dataclasses.replace(source, overrides=(("data.path", "arithmetic"), *source.overrides))
 
 
 if __name__ == "__main__":

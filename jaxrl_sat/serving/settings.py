@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import ipaddress
 import socket
@@ -101,13 +102,15 @@ def _read_token(file: Path) -> str:
 
 def bound(settings: Settings) -> socket.socket:
     """A socket bound to the address of HTTP, not yet listening. Raises `InputError` where that cannot be had."""
-    try:
-        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
-        made = socket.socket(family, kind, protocol)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-    except (OSError, UnicodeError) as error:
-        allowed = "an address of this machine and a port that is free"
-        raise InputError(f"--host and --port: {settings.host}:{settings.port} ({error}); allowed: {allowed}") from error
-    return made
+    with contextlib.ExitStack() as unwinding:
+        try:
+            found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+            family, kind, protocol, _, address = found[0]
+            made = unwinding.enter_context(socket.socket(family, kind, protocol))
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+        except (OSError, UnicodeError) as error:
+            where, allowed = f"{settings.host}:{settings.port}", "an address of this machine and a port that is free"
+            raise InputError(f"--host and --port: {where} ({error}); allowed: {allowed}") from error
+        unwinding.pop_all()
+        return made

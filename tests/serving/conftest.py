@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import tiny_policy as tiny
 
 from jaxrl_sat import embedded
 from jaxrl_sat.data.tokenizer import Tokenizer
@@ -18,6 +17,7 @@ from jaxrl_sat.sampler import RolloutEngine, SamplerService, WeightHolder
 from jaxrl_sat.serving.body import Served
 from jaxrl_sat.serving.http import make_app
 from jaxrl_sat.serving.server import HttpServer
+from tests.sampler import tiny_policy as tiny
 
 
 @pytest.fixture(scope="session")

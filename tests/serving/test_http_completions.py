@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-import tiny_policy as tiny
 
 from jaxrl_sat.sampler import generate
 from jaxrl_sat.types import Prompt, Request, Rollout
+from tests.sampler import tiny_policy as tiny
 
 PROMPT = [4, 7, 16, 8, 5]
 TEXT = "<user>1+2<assistant>"
