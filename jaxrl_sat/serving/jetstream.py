@@ -1,8 +1,8 @@
 """JetStream's orchestrator and its gRPC service over one engine.
 
 What JetStream does not survive is refused before it gets there: its Driver kills its process when one of its threads
-fails, cuts a prompt that is too long, and takes any number of requests. Its answers have no log-probs, its requests no
-sampling of their own: they are drawn as the engine's own are.
+fails, cuts a prompt that is too long, and takes any number of requests; its own server listens on every address. Its
+answers have no log-probs, its requests no sampling of their own: they are drawn as the engine's own are.
 """
 
 from __future__ import annotations
