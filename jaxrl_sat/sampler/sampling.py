@@ -7,6 +7,8 @@ them, where two short searches do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -48,19 +50,27 @@ def draw(
     top-K word outside it. The random numbers are a function of (seed, position) alone.
     """
     greedy = temperature == 0
-    scaled = logits.astype(jnp.float32) / jnp.where(greedy, 1.0, temperature)[:, None]
+    divisor = jnp.where(greedy, 1.0, temperature)[:, None]
     if nucleus:
         argmax = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        scaled = logits.astype(jnp.float32) / divisor
         kept = tuple(jnp.broadcast_to(jnp.asarray(value), greedy.shape) for value in (top_p, top_k))
         return _draw_restricted(scaled, uniforms(seeds, positions), greedy, argmax, topk, nucleus, *kept)
-    top = jnp.max(scaled, axis=-1, keepdims=True)
-    weight = jnp.exp(scaled - top)
-    log_total = top[:, 0] + jnp.log(jnp.sum(weight, axis=-1))
-    sampled = inverse_cdf(weight, uniforms(seeds, positions))
-    tokens = jnp.where(greedy, jnp.argmax(logits, axis=-1).astype(jnp.int32), sampled)
-    values, ids = block_top_k(scaled, topk)
-    chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)[:, 0]
-    return Draw(tokens, chosen - log_total, ids, values - log_total[:, None], jnp.zeros((len(ids), 0), jnp.int32))
+    wide = logits.astype(jnp.float32)
+    # The order is that of the tempered logits, which are never written out: two passes over the words are all.
+    values, ids = _ranked(wide, max(1, topk))
+    largest = values[:, :1]
+
+    def weigh(z: Array) -> Array:
+        top, by = (x.reshape(-1, *(1,) * (z.ndim - 1)) for x in (largest, divisor))
+        return jnp.exp((z - top) / by)
+
+    sampled, total = _inverse_cdf(wide, weigh, -jnp.inf, uniforms(seeds, positions))
+    tokens = jnp.where(greedy, ids[:, 0], sampled)
+    log_total = jnp.log(total)[:, None]
+    chosen = jnp.take_along_axis(wide, tokens[:, None], axis=-1)
+    logp, topk_logp = ((z - largest) / divisor - log_total for z in (chosen, values))
+    return Draw(tokens, logp[:, 0], ids[:, :topk], topk_logp[:, :topk], jnp.zeros((len(ids), 0), jnp.int32))
 
 
 def _draw_restricted(
@@ -75,8 +85,7 @@ def _draw_restricted(
 ) -> Draw:
     """One word a slot from its nucleus. From all words and with an empty record where nothing restricts it; the same
     with `argmax` for the word where `greedy`."""
-    # Without the barrier the slices below reach into the sort, which XLA then does in full: eight times the whole draw.
-    values, ids = jax.lax.optimization_barrier(block_top_k(scaled, max(topk, cap)))
+    values, ids = _ranked(scaled, max(topk, cap))
     largest = values[:, :1]
     every = jnp.exp(scaled - largest)
     total = jnp.sum(every, axis=-1)
@@ -96,6 +105,11 @@ def _draw_restricted(
         topk_logp=jnp.where(drawable, values - log_total, -jnp.inf)[:, :topk],
         nucleus_ids=jnp.where(inside & ~whole[:, None], ids[:, :cap], -1),
     )
+
+
+def _ranked(values: Float[Array, "S V"], k: int) -> tuple[Float[Array, "S k"], Int[Array, "S k"]]:
+    # Without the barrier slices of the result reach into the sort, which XLA then does in full: eight times the whole.
+    return jax.lax.optimization_barrier(block_top_k(values, k))
 
 
 def nucleus_weight(
@@ -135,14 +149,29 @@ def inverse_cdf(weight: Float[Array, "S V"], u: Float[Array, "S 2"]) -> Int[Arra
     A large vocabulary takes two levels, P(word) = P(block) P(word | block), each with a number of its own: words far
     rarer than the spacing of float32 just below 1 keep their probability. Never a word of weight 0.
     """
-    slots, words = weight.shape
-    if words <= 4 * BLOCK:
-        return _search(weight, u[:, 0])
-    blocks = -(-words // BLOCK)
-    tiled = jnp.pad(weight, ((0, 0), (0, blocks * BLOCK - words))).reshape(slots, blocks, BLOCK)
-    block = _search(jnp.sum(tiled, axis=-1), u[:, 0])
-    inside = jnp.take_along_axis(tiled, block[:, None, None], axis=1)[:, 0]
-    return block * BLOCK + _search(inside, u[:, 1])
+    return _inverse_cdf(weight, lambda some: some, 0.0, u)[0]
+
+
+def _inverse_cdf(
+    values: Float[Array, "S V"], weigh: Callable[[Array], Array], nothing: float, u: Float[Array, "S 2"]
+) -> tuple[Int[Array, " S"], Float[Array, " S"]]:
+    """The word, and the sum of the weights. `weigh` makes them of values [S, ...], 0 of `nothing`."""
+    if values.shape[1] <= 4 * BLOCK:
+        weight = weigh(values)
+        return _search(weight, u[:, 0]), jnp.sum(weight, axis=-1)
+    # Blocks that divide the vocabulary need no copy of it with padding.
+    size = next((size for size in (BLOCK, BLOCK // 2, BLOCK // 4) if values.shape[1] % size == 0), BLOCK)
+    tiled = _tiled(values, size, nothing)
+    sums = jnp.sum(weigh(tiled), axis=-1)
+    block = _search(sums, u[:, 0])
+    inside = weigh(jnp.take_along_axis(tiled, block[:, None, None], axis=1)[:, 0])
+    return block * size + _search(inside, u[:, 1]), jnp.sum(sums, axis=-1)
+
+
+def _tiled(values: Float[Array, "S V"], size: int, nothing: float) -> Float[Array, "S blocks size"]:
+    """In blocks, the last one filled up with `nothing`."""
+    slots, words = values.shape
+    return jnp.pad(values, ((0, 0), (0, -words % size)), constant_values=nothing).reshape(slots, -1, size)
 
 
 def _search(weight: Float[Array, "S n"], u: Float[Array, " S"]) -> Int[Array, " S"]:
@@ -168,8 +197,7 @@ def block_top_k(values: Float[Array, "S V"], k: int) -> tuple[Float[Array, "S k"
     if blocks < 4 * k:
         found, ids = jax.lax.top_k(values, k)
         return found, ids.astype(jnp.int32)
-    tiled = jnp.pad(values, ((0, 0), (0, blocks * block - words)), constant_values=-jnp.inf)
-    tiled = tiled.reshape(slots, blocks, block)
+    tiled = _tiled(values, block, -jnp.inf)
     kept = jnp.sort(jax.lax.top_k(jnp.max(tiled, axis=-1), k)[1], axis=-1)
     near = jnp.take_along_axis(tiled, kept[:, :, None], axis=1).reshape(slots, k * block)
     found, where = jax.lax.top_k(near, k)
