@@ -67,7 +67,7 @@ in full are in [aot.json](aot.json).
 Rows are 32,768 tokens; each program records or reads the top-20 log-probs of every token and replays its routing; Adam
 is in float32. *Tokens a chip*: processed at once by the train step, held in the cache when decoding. *State*: bytes
 that shapes and shardings alone account for (parameters before and after, reference policy, optimizer, gradient, batch;
-weights and cache). *Peak* is the compiler's: arguments, results and temporaries. *Operations*: of the compiled program
+weights and cache). *Peak* is the compiler's: what is alive at once. *Operations*: of the compiled program
 over those of the mathematics, where nothing is computed twice.
 """
 
