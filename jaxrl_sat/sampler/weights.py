@@ -51,7 +51,10 @@ def check_finite(weights: Weights) -> None:
     named = jax.tree_util.tree_leaves_with_path(weights.decode_params)
     finite = np.asarray(_all_finite([leaf for _, leaf in named]))
     if not finite.all():
-        leaf = jax.tree_util.keystr(named[int(np.argmin(finite))][0], simple=True, separator="/")
+        path = named[int(np.argmin(finite))][0]
+        # Up to the parameter: how the engine stores one is not the user's.
+        kept = tuple(key for key in path if not isinstance(key, jax.tree_util.GetAttrKey))
+        leaf = jax.tree_util.keystr(kept, simple=True, separator="/")
         more = int((~finite).sum()) - 1
         others = f" and {more} others" if more else ""
         raise InputError(
