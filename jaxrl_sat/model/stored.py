@@ -59,10 +59,11 @@ def stored(x: Float[Array, "S L KV hd"], dtype: Any) -> Stored:
 
 def write(cache: Stored, new: Float[Array, "S C KV hd"], positions: Int[Array, "S C"]) -> Stored:
     """The cache with each slot's entries at its `positions`; those at and beyond its length are dropped."""
-    slots = jnp.arange(positions.shape[0])[:, None]
+    slots, heads = jnp.arange(positions.shape[0])[:, None, None], jnp.arange(new.shape[2])[:, None]
 
     def put(old: Array, entries: Array) -> Array:
-        return old.at[slots, :, positions].set(entries.swapaxes(1, 2), mode="drop")
+        # Heads one by one: written together, a TPU would have them side by side, and turn the whole cache for it.
+        return old.at[slots, heads, positions[:, None]].set(entries, mode="drop")
 
     return jax.tree.map(put, cache, stored(new, dtype_of(cache)))
 
