@@ -108,8 +108,10 @@ def _draw_restricted(
 
 
 def _ranked(values: Float[Array, "S V"], k: int) -> tuple[Float[Array, "S k"], Int[Array, "S k"]]:
-    # Without the barrier slices of the result reach into the sort, which XLA then does in full: eight times the whole.
-    return jax.lax.optimization_barrier(block_top_k(values, k))
+    # Without barriers slices of the result reach into the sort, which XLA then does in full: eight times the whole.
+    # One each: its compiler for CPUs ends the process where both go through one.
+    found, ids = block_top_k(values, k)
+    return jax.lax.optimization_barrier(found), jax.lax.optimization_barrier(ids)
 
 
 def nucleus_weight(
