@@ -81,6 +81,7 @@ class RolloutEngine(jetstream.Engine):
         self.max_response_tokens = max_response_tokens
         checks.check_sampling(self._limits(nucleus), sampling)
         self.records = RecordLayout.of(config, min(topk, config.vocab_size), nucleus)
+        self.keep_cache_at_swap = keep_cache_at_swap
         self.buckets = _buckets(max_prompt_tokens)
         self._layout = layout
         self._tokenizer = tokenizer

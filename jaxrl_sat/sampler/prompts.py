@@ -1,7 +1,7 @@
 """Prompts read for the slots of one engine: once for all jobs of a group, as many prompts together as fit.
 
 What has been read stays on the device while jobs of its groups wait, one prefill a bucket at most, and is forgotten
-when the weights change. The routing goes to the host.
+when the weights change, unless the engine is to keep it. The routing goes to the host.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Prompts(Generic[J]):
 
         Returns the errors of those that could not be read.
         """
-        self._of = {group: one for group, one in self._of.items() if one.weights() is weights}
+        if not self._engine.keep_cache_at_swap:
+            self._of = {group: one for group, one in self._of.items() if one.weights() is weights}
         unread: dict[int, list[Group[J]]] = {}
         for group in dict.fromkeys(groups):
             if group not in self._of:

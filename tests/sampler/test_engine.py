@@ -216,10 +216,7 @@ from jaxrl_sat.sampler import WeightHolder, generate, jetstream_compat
 orchestrator = jetstream_compat.orchestrator()
 engine = tiny.engine(slots=4, temperature=0.0)
 holder = WeightHolder(engine.load_params(tiny.params(0), 1))
-driver = orchestrator.Driver(
-    prefill_engines=[engine], generate_engines=[engine], prefill_params=[holder], generate_params=[holder],
-    interleaved_mode=True,
-)
+driver = jetstream_compat.make_driver(engine, holder)
 server = orchestrator.LLMOrchestrator(driver)
 
 async def ask(tokens):

@@ -132,6 +132,17 @@ def test_swapped_weights_stamp_later_tokens(engine):
     assert any(not np.array_equal(m.logp[2:], p.logp[2:]) for m, p in zip(swapped, plain, strict=True))
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_prompt_read_before_a_swap_is_read_again_unless_kept(engine, monkeypatch, keep):
+    """Twelve samples of one prompt before eight slots: the last ones are put in after the swap."""
+    monkeypatch.setattr(engine, "keep_cache_at_swap", keep)
+    holder, after = WeightHolder(engine.load_params(tiny.params(0), 5)), engine.load_params(tiny.params(1), 6)
+    turns = iter(range(100))
+    seen = generate(engine, holder, tiny.requests([9], 12, seed=6), lambda: next(turns) == 1 and holder.swap(after))
+    assert {rollout.prefill_version for rollout in seen[:8]} == {5}
+    assert {rollout.prefill_version for rollout in seen[8:]} == {5 if keep else 6}
+
+
 def test_loaded_weights_outlive_the_arrays_they_came_from(engine):
     given = jax.device_put(tiny.params(), jax.devices()[0])
     weights = engine.load_params(given)
