@@ -66,6 +66,8 @@ def main() -> None:
         return np.asarray(out.tokens), np.asarray(out.logprobs)
 
     tokens, logp = call()
+    # It takes word 0 for padding, also where it was drawn, and attends to it no more: what follows is not comparable.
+    logp = np.where(np.cumsum(tokens == 0, axis=1) > 0, np.nan, logp)
     versions = {name: metadata.version(name) for name in ("google-tunix", "jax", "flax")}
     serve(call, {"tokens": tokens, "logp": logp}, versions | {"platform": jax.devices()[0].platform})
 

@@ -158,7 +158,7 @@ def busy(work: Workload, ours: Ours) -> float:
 
 
 def disagreement(work: Workload, ours: Ours, theirs: dict[str, dict[str, np.ndarray]]) -> dict[str, float]:
-    """Largest difference of anyone's log-probs from our forward pass over the same tokens, in nats."""
+    """Largest difference of anyone's log-probs (but NaN) from our forward pass over the same tokens, in nats."""
     rollouts = ours()
     found = {"ours": {"tokens": [r.tokens for r in rollouts], "logp": [r.logp for r in rollouts]}, **theirs}
     prompts = np.stack([request.prompt.tokens for request in ours.requests])
@@ -171,7 +171,7 @@ def disagreement(work: Workload, ours: Ours, theirs: dict[str, dict[str, np.ndar
     def apart(answer: dict[str, Any]) -> float:
         tokens, logp = (np.asarray(answer[name]) for name in ("tokens", "logp"))
         sequences = np.concatenate([prompts, tokens], axis=1).astype(np.int32)
-        return float(np.abs(np.asarray(score(ours.params, sequences)) - logp).max())
+        return float(np.nanmax(np.abs(np.asarray(score(ours.params, sequences)) - logp)))
 
     return {name: apart(answer) for name, answer in found.items()}
 
