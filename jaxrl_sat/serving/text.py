@@ -8,9 +8,9 @@ from jaxrl_sat.sampler.stop_strings import UNDECIDED_TOKENS, UNFINISHED
 
 
 def cut_at_stop(text: str, stop: Sequence[str]) -> str:
-    """`text` up to the first of the stop strings in it."""
-    places = [place for place in (text.find(one) for one in stop) if place >= 0]
-    return text[: min(places)] if places else text
+    """`text` up to the stop string that is complete first in it, the longest of those that end there."""
+    ends = [(place + len(one), place) for one in stop if (place := text.find(one)) >= 0]
+    return text[: min(ends)[1]] if ends else text
 
 
 class TextStream:

@@ -42,7 +42,7 @@ def sample(
     """Responses of `steps` tokens, what follows <eos> included; temperature 0 is greedy."""
     weights = unstack(params)
     cache, _ = prefill(weights, config, prompts, lengths)
-    room = [(0, 0), (0, steps), (0, 0), (0, 0)]
+    room = [(0, 0), (0, 0), (0, steps), (0, 0)]
     cache = jax.tree.map(lambda x: jnp.pad(x, room), cache)
     last = jnp.take_along_axis(prompts, lengths[:, None] - 1, axis=1)[:, 0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jaxrl_sat.serving.text import TextStream, cut_at_stop
@@ -33,6 +33,7 @@ def test_what_may_become_a_stop_string_is_held_back():
     assert streamed("aaab", ["aab"])[0] == ["", "", "a", "", ""]
 
 
+@example("aca", ["c", "aca"])  # the one that is complete first counts
 @given(st.text("abcé", max_size=12), st.lists(st.text("abcé", min_size=1, max_size=3), max_size=3))
 def test_the_parts_make_the_whole(text, stop):
     parts, stopped = streamed(text, stop)
