@@ -260,7 +260,7 @@ def test_another_mesh_of_the_same_shape_scores_to_the_same_bits(params, batch):
     scorer = Scorer(dataclasses.replace(learner.settings, execution=dataclasses.replace(execution, layout=other)))
     found = [s.logp(s.place(batch), {0: s.place_params(params)}) for s in (learner.scorer, scorer)]
     assert found[0].devices() != found[1].devices() and np.any(found[0])
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 def test_replay_follows_the_record_and_free_routing_the_model(params, batch):
