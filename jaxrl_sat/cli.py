@@ -157,3 +157,15 @@ def _blamed_on(file: Path) -> Iterator[None]:
         what = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
         place = f"{file}:{line}" if line else str(file)
         raise InputError(f"--config: {place}: {type(error).__name__}: {what}; allowed: a file that runs") from error
+
+
+def exit_status(run: Callable[[Sequence[str]], object], argv: Sequence[str] | None) -> int:
+    """Run a command with `argv`, by default the process's: 0; 130 for Ctrl-C; 2 for an `InputError`, in one line."""
+    try:
+        run(sys.argv[1:] if argv is None else argv)
+    except InputError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0

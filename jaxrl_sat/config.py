@@ -281,9 +281,9 @@ def records_read(config: RunConfig, objective: PolicyLoss) -> Records:
     )
 
 
-def recomputes(config: RunConfig) -> bool:
+def recomputes(config: RunConfig, objective: PolicyLoss) -> bool:
     """Whether log-probs are recomputed at the sampling weights: the objective needs them, or the sampler scores."""
-    return config.sampler.score or needs_recomputed(make_objective(config))
+    return config.sampler.score or needs_recomputed(objective)
 
 
 def extra_forwards(config: RunConfig, objective: PolicyLoss, analysed: bool) -> dict[str, int]:
@@ -291,7 +291,7 @@ def extra_forwards(config: RunConfig, objective: PolicyLoss, analysed: bool) -> 
     return {
         "reference policy": int(config.loss.kl_coef > 0),
         "reference scale of the whole update": int(needs_first_pass(objective)),
-        "log-probs at the sampling weights": int(recomputes(config)),
+        "log-probs at the sampling weights": int(recomputes(config, objective)),
         "direction analysis": 2 * analysed,
     }
 

@@ -11,11 +11,13 @@ from jaxrl_sat import cli, config
 from jaxrl_sat.config import RunConfig
 
 
-def preset_that_fits(source: cli.Source, wanted: Callable[[RunConfig], int]) -> tuple[str, str]:
-    """The preset for the devices found, and which those are. JAX starts here, so CPU devices are made first.
+def preset_of(source: cli.Source, wanted: Callable[[RunConfig], int]) -> tuple[str, str]:
+    """The preset asked for, else that for the devices found; and why it is that one.
 
-    `wanted`: how many devices a config needs.
+    `wanted`: how many devices a config needs. To find devices JAX is started, so CPU devices are made first.
     """
+    if source.preset:
+        return source.preset, "as asked"
     try:
         make_cpu_devices(wanted(config.from_config_dict(cli.load(source, "cpu"))))
     except config.InputError:

@@ -14,16 +14,9 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` (default: the process's own). Returns the exit status."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's C++ log: errors only
-    from jaxrl_sat.types import InputError
+    from jaxrl_sat import cli
 
-    try:
-        _run(sys.argv[1:] if argv is None else argv)
-    except InputError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return cli.exit_status(_run, argv)
 
 
 def _run(argv: Sequence[str]) -> None:
@@ -35,7 +28,7 @@ def _run(argv: Sequence[str]) -> None:
     logging.getLogger("jax").setLevel(logging.WARNING)
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of what checkpoint.py says in one line
     wanted = mesh.devices_wanted
-    preset, found = (command.preset, "as asked") if command.preset else devices.preset_that_fits(command, wanted)
+    preset, found = devices.preset_of(command, wanted)
     run = config.from_config_dict(cli.load(command, preset))
     if command.dry_run:
         from jaxrl_sat import plan

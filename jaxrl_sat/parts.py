@@ -13,6 +13,7 @@ from jaxrl_sat.config import RunConfig
 from jaxrl_sat.data import packing
 from jaxrl_sat.data.tokenizer import Tokenizer
 from jaxrl_sat.learner import Learner
+from jaxrl_sat.objectives import PolicyLoss
 from jaxrl_sat.pipeline.handoff import WeightStore
 from jaxrl_sat.scorer import Scorer
 from jaxrl_sat.step import StepSettings
@@ -33,9 +34,10 @@ def load_tokenizer(config: RunConfig, model_config: model.ModelConfig) -> Tokeni
 
 def make_learner(config: RunConfig, model_config: model.ModelConfig, meshes: mesh.Meshes) -> Learner:
     """The train step of a configuration, sharded over the trainer's mesh."""
+    objective = config_lib.make_objective(config)
     settings = StepSettings(
         model=model_config,
-        objective=config_lib.make_objective(config),
+        objective=objective,
         kl_coef=config.loss.kl_coef,
         kl_kind=config.loss.kl_kind,
         kl_level=config.loss.kl_level,
@@ -46,7 +48,7 @@ def make_learner(config: RunConfig, model_config: model.ModelConfig, meshes: mes
         microbatch_rows=config.learner.microbatch_rows,
         num_segments=packing.segments_per_row(config.learner.row_tokens),
         replay=config.learner.replay,
-        recomputed=config_lib.recomputes(config),
+        recomputed=config_lib.recomputes(config, objective),
         execution=model.Execution(
             layout=meshes.trainer_layout,
             remat=config.learner.remat,
@@ -96,9 +98,9 @@ def make_engine(
     )
 
 
-def packed_rows(config: RunConfig, rollouts: Sequence[Rollout], advantage: np.ndarray) -> Batch:
+def packed_rows(config: RunConfig, objective: PolicyLoss, rollouts: Sequence[Rollout], advantage: np.ndarray) -> Batch:
     """The rollouts in rows; which row each is in does not hang on its advantage."""
-    records = config_lib.records_read(config, config_lib.make_objective(config))
+    records = config_lib.records_read(config, objective)
     return packing.pack(rollouts, advantage, config.learner.row_tokens, config.learner.microbatch_rows, records)
 
 
@@ -115,7 +117,7 @@ def make_score(
     scorer = Scorer(dataclasses.replace(learner.settings, execution=execution))
 
     def score(rollouts: list[Rollout]) -> np.ndarray:
-        packed = packed_rows(config, rollouts, np.zeros(len(rollouts), np.float32))
+        packed = packed_rows(config, learner.settings.objective, rollouts, np.zeros(len(rollouts), np.float32))
         versions = {v: scorer.place_params(params) for v, params in sampled_by(store, packed).items()}
         return np.asarray(scorer.logp(scorer.place(packed), versions))
 

@@ -167,7 +167,7 @@ def learn(
     """One update on what was taken: the new state, its metrics, and the advantages used."""
     config, objective, scorer = run.config, run.learner.settings.objective, run.learner.scorer
     advantage = advantages(config, taken.rollouts, scores)
-    packed = parts.packed_rows(config, taken.rollouts, advantage)
+    packed = parts.packed_rows(config, objective, taken.rollouts, advantage)
     staleness = int(state.step) - packed.versions[packed.mask]
     batch = scorer.place(packed)
     logp_old = batch.behaviour_logp

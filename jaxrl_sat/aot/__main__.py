@@ -34,16 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` (default: the process's own). Returns the exit status."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's C++ log: errors only
     os.environ["JAX_PLATFORMS"] = "cpu"  # an accelerator of this machine has no part in it
-    from jaxrl_sat.types import InputError
+    from jaxrl_sat import cli
 
-    try:
-        print(json.dumps(_run(sys.argv[1:] if argv is None else argv)), flush=True)
-    except InputError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return cli.exit_status(lambda given: print(json.dumps(_run(given)), flush=True), argv)
 
 
 def _run(argv: Sequence[str]) -> dict[str, Any]:

@@ -40,11 +40,9 @@ def _all_of_them(x: Array, expert_ids: Array, weights: Array, gate: Array, up: A
 
 
 def _dispatched(x: Array, expert_ids: Array, weights: Array, gate: Array, up: Array, down: Array) -> Array:
-    tokens, chosen = expert_ids.shape
-    flat = expert_ids.reshape(-1)
-    order = dispatch.stable_order(flat, gate.shape[0] + 1)  # those of no expert have a number past the last
-    sizes = jnp.sum(flat[:, None] == jnp.arange(gate.shape[0]), axis=0, dtype=jnp.int32)
+    order, inverse, sizes = dispatch.by_expert(expert_ids, gate.shape[0])
+    chosen = expert_ids.shape[1]
     row_weights = dispatch.permute(weights.reshape(-1), order)
     operands = (x, order // chosen, row_weights, sizes, gate, up, down)
     rows = blocks.forward(*operands, output_first=True)[0]
-    return dispatch.collect(rows, order, dispatch.inverse_of(order), chosen)
+    return dispatch.collect(rows, order, inverse, chosen)

@@ -34,12 +34,8 @@ def experts(
     numerics: Numerics = "none",
 ) -> Float[Array, "N D"]:
     """y[n] = sum_j weights[n, j] * down_e(silu(gate_e(x[n])) * up_e(x[n])), e = expert_ids[n, j]."""
-    tokens, chosen = expert_ids.shape
-    flat = expert_ids.reshape(-1)
-    order = saved(stable_order(flat, gate.shape[0] + 1), ROUTING)  # those of no expert have a number past the last
-    inverse = inverse_of(order)
-    sizes = jnp.sum(flat[:, None] == jnp.arange(gate.shape[0]), axis=0, dtype=jnp.int32)
-
+    order, inverse, sizes = by_expert(expert_ids, gate.shape[0])
+    chosen = expert_ids.shape[1]
     row_weights = _spread(weights.reshape(-1), order, inverse, 1)
     if _plain(gate, numerics):
         return _feed_forward(chosen, x, (order, inverse), row_weights, sizes, gate, up, down)
@@ -69,6 +65,16 @@ def grouped_ffn(
         return _feed_forward(1, rows, None, row_weights, sizes, gate, up, down)
     gated, lifted = (saved(grouped_product(rows, weight, sizes)) for weight in (gate, up))
     return grouped_product(blocks.hidden(gated, lifted, row_weights), down, sizes)
+
+
+def by_expert(expert_ids: Int[Array, "N k"], number: int) -> tuple[Array, Array, Array]:
+    """The order [N * k] of choices by expert, its inverse, and how many each of `number` experts has, int32 [E].
+
+    Choices of no expert have a number past the last, and come last.
+    """
+    flat = expert_ids.reshape(-1)
+    order = saved(stable_order(flat, number + 1), ROUTING)
+    return order, inverse_of(order), jnp.sum(flat[:, None] == jnp.arange(number), axis=0, dtype=jnp.int32)
 
 
 def stable_order(ids: Array, groups: int) -> Array:

@@ -21,14 +21,7 @@ from jaxrl_sat.types import InputError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` (default: the process's own). Returns the exit status."""
-    try:
-        _run(sys.argv[1:] if argv is None else argv)
-    except InputError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return cli.exit_status(_run, argv)
 
 
 def _run(argv: Sequence[str]) -> None:
@@ -49,7 +42,7 @@ def _serve(settings: settings_lib.Settings, source: cli.Source, listening: socke
         logging.getLogger(name).setLevel(level)
     source = without_data(source)
     wanted = lambda run: build.devices_wanted(run, settings.engines)  # noqa: E731
-    preset, found = (source.preset, "as asked") if source.preset else devices.preset_that_fits(source, wanted)
+    preset, found = devices.preset_of(source, wanted)
     run = config.from_config_dict(cli.load(source, preset))
     print(f"preset {preset}: {found}", flush=True)
     if preset == "cpu":
