@@ -138,7 +138,13 @@ def test_a_prompt_read_before_a_swap_is_read_again_unless_kept(engine, monkeypat
     monkeypatch.setattr(engine, "keep_cache_at_swap", keep)
     holder, after = WeightHolder(engine.load_params(tiny.params(0), 5)), engine.load_params(tiny.params(1), 6)
     turns = iter(range(100))
-    seen = generate(engine, holder, tiny.requests([9], 12, seed=6), lambda: next(turns) == 1 and holder.swap(after))
+
+    def swap_at_the_second_turn() -> bool:
+        if next(turns) == 1:
+            holder.swap(after)
+        return False
+
+    seen = generate(engine, holder, tiny.requests([9], 12, seed=6), swap_at_the_second_turn)
     assert {rollout.prefill_version for rollout in seen[:8]} == {5}
     assert {rollout.prefill_version for rollout in seen[8:]} == {5 if keep else 6}
 
