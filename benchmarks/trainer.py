@@ -1,6 +1,7 @@
 """The train step of a small dense Qwen3 and of its sparse twin, beside a matrix product and Tunix's GRPO train step.
 
 python -m benchmarks.trainer [--peer-python=PYTHON] [--only=dense|moe] [--quick] [--rounds=N]
+                             [--microbatch-rows=N] [--peer-rows=N]
 
 One call of each is taken in turns, in float32 on one device:
 
@@ -15,8 +16,10 @@ One call of each is taken in turns, in float32 on one device:
 Operations of a step, a token of a sequence of T tokens: 6 N + 12 L H hd T / 2, N the elements of the matrices that a
 token meets (of the experts, those it is sent to; the head, but not the embedding), and causal attention. What is
 computed again for the backward pass does not count. All sequences are of one length, so that nothing is padding for
-Tunix, which takes a sequence a row. Both sides compute log-probs, entropy and their metrics; losses, gradient norms and
-the log-probs of every token are compared. The last line printed is one JSON object.
+Tunix, which takes a sequence a row. Either side takes the batch in pieces of so many rows, by default what suits it
+best here: ours two (less memory, so fewer pages to touch), Tunix's the whole. Both sides compute log-probs, entropy and
+their metrics; losses, gradient norms (of Tunix's where the batch is one piece) and the log-probs of every token are
+compared. The last line printed is one JSON object.
 """
 
 from __future__ import annotations
@@ -157,8 +160,8 @@ def batch_of(work: Workload, rows: int) -> Batch:
     )
 
 
-def learner_of(work: Workload, rows: int, remat: Remat) -> Learner:
-    """The learner of a run on one device, the whole batch a microbatch."""
+def learner_of(work: Workload, rows: int, microbatch_rows: int, remat: Remat) -> Learner:
+    """The learner of a run on one device."""
     sizes = (1,) * 5
     devices = np.asarray(jax.devices()[:1]).reshape(sizes)
     names = ("data", "fsdp", "expert", "context", "tensor")
@@ -174,7 +177,7 @@ def learner_of(work: Workload, rows: int, remat: Remat) -> Learner:
         load_balance_coef=0.0,
         router_z_coef=0.0,
         temperature=1.0,
-        microbatch_rows=rows,
+        microbatch_rows=microbatch_rows,
         num_segments=segments,
         recomputed=False,
         replay=False,
@@ -186,8 +189,8 @@ def learner_of(work: Workload, rows: int, remat: Remat) -> Learner:
 class Ours:
     """Our train step, called again and again on one batch."""
 
-    def __init__(self, work: Workload, rows: int, remat: Remat):
-        self._learner = learner_of(work, rows, remat)
+    def __init__(self, work: Workload, rows: int, microbatch_rows: int, remat: Remat):
+        self._learner = learner_of(work, rows, microbatch_rows, remat)
         self.params = self._learner.scorer.place_params(model.init_params(work.config, jax.random.key(0)))
         batch = self._learner.scorer.place(batch_of(work, rows))
         self.logp = self._learner.scorer.logp(batch, {0: self.params})
@@ -230,15 +233,16 @@ def product() -> Callable[[], jax.Array]:
 def disagreement(work: Workload, ours: Ours, report: dict[str, Any], theirs: dict[str, np.ndarray]) -> dict[str, float]:
     """Of the first step: loss and gradient norm over the larger, log-probs of the responses in nats."""
     logp = np.asarray(ours.logp).reshape(work.shape)[:, work.prompt :]
-    scalars = {"loss": "train/loss", "grad_norm": "train/grad_norm"}
-    out = {name: abs(float(report[key]) / float(theirs[name]) - 1) for name, key in scalars.items()}
+    scalars = [name for name in ("loss", "grad_norm") if name in theirs]
+    out = {name: abs(float(report[f"train/{name}"]) / float(theirs[name]) - 1) for name in scalars}
     return out | {"logp": float(np.abs(logp - theirs["logp"]).max())}
 
 
 def measured(name: str, work: Workload, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The figures of one policy, and the record behind them."""
     say(f"{name}: our step is compiled")
-    ours = Ours(work, arguments.rows or work.sequences, arguments.remat)
+    rows = arguments.rows or work.sequences
+    ours = Ours(work, rows, min(rows, arguments.microbatch_rows), arguments.remat)
     report = ours()
     functions: dict[str, Callable[[], Any]] = {"ours": ours, "product": product()}
     rounds = arguments.rounds or (3 if arguments.quick else 9)
@@ -247,6 +251,7 @@ def measured(name: str, work: Workload, arguments: argparse.Namespace) -> tuple[
         "model": {key: value for key, value in work.config.to_hf().items() if isinstance(value, int)},
         "batch": {"sequences": work.sequences, "prompt": work.prompt, "response": work.response},
         "rows": list(ours.batch.tokens.shape),
+        "microbatch_rows": min(rows, arguments.microbatch_rows),
         "remat": arguments.remat,
         "parameters": sum(leaf.size for leaf in leaves),
         "active_elements": active_elements(work.config),
@@ -262,6 +267,7 @@ def measured(name: str, work: Workload, arguments: argparse.Namespace) -> tuple[
         "optimizer": OPTIMIZER,
         "clip": CLIP,
         "remat": arguments.peer_remat,
+        "rows": arguments.peer_rows or work.sequences,
     }
     with Peer(arguments.peer_python, "benchmarks.trainer_peer", ours.given(work), settings) as peer:
         say(f"{name}: in turns")
@@ -313,6 +319,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small policies and few rounds: does it work at all")
     parser.add_argument("--rounds", type=int, default=0, help="calls of each")
     parser.add_argument("--rows", type=int, default=0, help="rows of the packed batch (default: one a sequence)")
+    parser.add_argument("--microbatch-rows", type=int, default=2, help="rows of a microbatch of ours")
+    parser.add_argument("--peer-rows", type=int, default=0, help="sequences of a micro batch of Tunix's (default: all)")
     parser.add_argument("--remat", choices=["products", "layer"], default="products", help="of our step")
     parser.add_argument("--peer-remat", choices=["NONE", "BLOCK", "DECODER"], default="NONE", help="of Tunix's step")
     arguments = parser.parse_args()

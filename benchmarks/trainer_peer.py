@@ -82,7 +82,12 @@ def trainer_of(policy: qwen3.Qwen3, settings: dict[str, Any]) -> Trainer:
         optax.clip_by_global_norm(adam["max_grad_norm"]),
         optax.adam(adam["learning_rate"], b1=adam["b1"], b2=adam["b2"], eps=adam["eps"]),
     )
-    trainer = Trainer(policy, optimizer, TrainingConfig(eval_every_n_steps=1), dict)
+    trainer = Trainer(
+        policy,
+        optimizer,
+        TrainingConfig(eval_every_n_steps=1, gradient_accumulation_steps=settings["pieces"]),
+        dict,
+    )
     policy_loss = function_registry.get_policy_loss_fn(algorithm.policy_loss_fn)
 
     def loss(model: Any, train_example: Any, algo_config: Any) -> Any:
@@ -109,23 +114,27 @@ def main() -> None:
         ref_per_token_logps=None,
         old_per_token_logps=jnp.asarray(arrays["behaviour_logp"][:, prompt:]),
     )
+    rows = settings["rows"]
+    starts = range(0, tokens.shape[0], rows)
+    examples = [jax.tree.map(lambda x, at=at: x[at : at + rows], example) for at in starts]
+    settings["pieces"] = len(examples)
     state = nnx.split(policy)
     logp = common.compute_per_token_logps(*state, example.prompt_ids, example.completion_ids, PAD, END)
     trainer = trainer_of(policy, settings)
     step, _ = trainer.jit_train_and_eval_step(cache_nnx_graph=True)
 
     def call() -> tuple[Any, Any]:
-        loss, _, norm = step(example)
-        jax.block_until_ready((loss, norm, nnx.state(policy), nnx.state(trainer.optimizer)))
-        return loss, norm
+        outs = [step(piece) for piece in examples]
+        jax.block_until_ready((outs, nnx.state(policy), nnx.state(trainer.optimizer)))
+        return sum(loss for loss, _, _ in outs) / len(outs), outs[0][2]
 
     loss, norm = call()
     versions = {name: metadata.version(name) for name in ("google-tunix", "jax", "flax", "optax")}
     device = jax.devices()[0]
     serve(
         call,
-        {"loss": loss, "grad_norm": norm, "logp": logp},
-        versions | {"platform": device.platform, "remat": settings["remat"]},
+        {"loss": loss, "logp": logp} | ({"grad_norm": norm} if len(examples) == 1 else {}),
+        versions | {"platform": device.platform, "remat": settings["remat"], "rows": rows},
     )
 
 
