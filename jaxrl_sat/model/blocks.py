@@ -89,6 +89,16 @@ def _over_blocks(
     return jax.lax.fori_loop(0, ends[-1], step, carry)
 
 
+def _zeros(sizes: Array, after: Array, *arrays: tuple[tuple[int, ...], Any]) -> list[Array]:
+    """Zeros of each (shape, dtype) for a loop to write into, made when the matrix `after` is there.
+
+    XLA merges equal constants, copies them for each loop that writes into them, and makes them long before. That these
+    are constant it cannot know: no size is negative.
+    """
+    never = after[0, 0] > 0
+    return [jnp.full(shape, (sizes[0] < -n) & never, dtype) for n, (shape, dtype) in enumerate(arrays, start=1)]
+
+
 def _put_all(block: _Block, found: Any, carry: Any) -> Any:
     return tuple(block.put(x, new) for x, new in zip(carry, found[0], strict=True))
 
@@ -141,7 +151,7 @@ def forward(
         return (einsum(product, inner, down[block.expert]), gated, lifted), ()
 
     count = row_weights.shape[0]
-    empty = (jnp.zeros((count, weight.shape[last]), x.dtype) for weight in (down, gate, gate))
+    empty = _zeros(sizes, x, *(((count, weight.shape[last]), x.dtype) for weight in (down, gate, gate)))
     return _over_blocks(count, sizes, compute, _put_all, tuple(empty))
 
 
@@ -180,9 +190,9 @@ def backward(
             tuple(x.at[block.expert].add(new) for x, new in zip(by_expert, found[1], strict=True)),
         )
 
-    empty = (
-        (jnp.zeros((row_weights.shape[0], x.shape[1]), x.dtype), jnp.zeros_like(row_weights)),
-        tuple(jnp.zeros(weight.shape, jnp.float32) for weight in (gate, up, down)),
-    )
-    (d_rows, d_weights), d_experts = _over_blocks(row_weights.shape[0], sizes, compute, store, empty)
+    by_row = ((row_weights.shape[0], x.shape[1]), x.dtype), (row_weights.shape, row_weights.dtype)
+    by_expert = ((weight.shape, jnp.float32) for weight in (gate, up, down))
+    d_rows, d_weights, *d_experts = _zeros(sizes, gated, *by_row, *by_expert)
+    carry = ((d_rows, d_weights), tuple(d_experts))
+    (d_rows, d_weights), d_experts = _over_blocks(row_weights.shape[0], sizes, compute, store, carry)
     return d_rows, d_weights, *(d.astype(x.dtype) for d in d_experts)
