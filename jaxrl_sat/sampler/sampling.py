@@ -159,15 +159,14 @@ def _inverse_cdf(
 ) -> tuple[Int[Array, " S"], Float[Array, " S"]]:
     """The word, and the sum of the weights. `weigh` makes them of values [S, ...], 0 of `nothing`."""
     if values.shape[1] <= 4 * BLOCK:
-        weight = weigh(values)
-        return _search(weight, u[:, 0]), jnp.sum(weight, axis=-1)
+        return _search(weigh(values), u[:, 0])
     # Blocks that divide the vocabulary need no copy of it with padding.
     size = next((size for size in (BLOCK, BLOCK // 2, BLOCK // 4) if values.shape[1] % size == 0), BLOCK)
     tiled = _tiled(values, size, nothing)
     sums = jnp.sum(weigh(tiled), axis=-1)
-    block = _search(sums, u[:, 0])
+    block, total = _search(sums, u[:, 0])
     inside = weigh(jnp.take_along_axis(tiled, block[:, None, None], axis=1)[:, 0])
-    return block * size + _search(inside, u[:, 1]), jnp.sum(sums, axis=-1)
+    return block * size + _search(inside, u[:, 1])[0], total
 
 
 def _tiled(values: Float[Array, "S V"], size: int, nothing: float) -> Float[Array, "S blocks size"]:
@@ -176,15 +175,16 @@ def _tiled(values: Float[Array, "S V"], size: int, nothing: float) -> Float[Arra
     return jnp.pad(values, ((0, 0), (0, -words % size)), constant_values=nothing).reshape(slots, -1, size)
 
 
-def _search(weight: Float[Array, "S n"], u: Float[Array, " S"]) -> Int[Array, " S"]:
-    """First index whose running sum exceeds u times the total. `weight > 0` is asked for beside it, since a parallel
-    sum rounds and may rise across a zero; where rounding leaves no such index, the last one that has weight."""
+def _search(weight: Float[Array, "S n"], u: Float[Array, " S"]) -> tuple[Int[Array, " S"], Float[Array, " S"]]:
+    """First index whose running sum exceeds u times the total, and the total. `weight > 0` is asked for beside it, since
+    a parallel sum rounds and may rise across a zero; where rounding leaves no such index, the last that has weight."""
     running = jnp.cumsum(weight, axis=-1)
     possible: Bool[Array, "S n"] = weight > 0
     passed = possible & (running > u[:, None] * running[:, -1:])
     first = jnp.argmax(passed, axis=-1)
     last = weight.shape[-1] - 1 - jnp.argmax(possible[:, ::-1], axis=-1)
-    return jnp.where(jnp.any(passed, axis=-1), first, last).astype(jnp.int32)
+    # The total is the last running sum: of a sum over block sums XLA makes another one over all words.
+    return jnp.where(jnp.any(passed, axis=-1), first, last).astype(jnp.int32), running[:, -1]
 
 
 def block_top_k(values: Float[Array, "S V"], k: int) -> tuple[Float[Array, "S k"], Int[Array, "S k"]]:
