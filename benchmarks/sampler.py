@@ -5,18 +5,20 @@ python -m benchmarks.sampler [--peer-python=PYTHON] [--torch-python=PYTHON] [--o
 One call of each is taken in turns, in float32 on one device: 16 prompts of 64 tokens, 128 new tokens each, none of them
 an end. The policies are those of `benchmarks.trainer`, of 26 million parameters each.
 
-    ours          `sampler.generate`: prefill, steps, rollouts; log-probs, top-20 and routing recorded
-    steps         the 128 decode steps alone, each with its records on the host
+    ours          `sampler.generate`: prefill, steps, rollouts; log-probs, top-20 and routing recorded; 8 steps a
+                  dispatch
+    steps         the 128 decode steps alone, with their records on the host
     unrecorded    the same steps with neither log-probs nor top-20 nor routing
-    products      the weight products of 128 steps and nothing else, every expert taking an equal share of the tokens:
-                  what streaming the weights costs
+    weights       the products with weights of 128 steps and nothing else, every expert taking an equal share of the
+                  tokens: what streaming the weights costs
+    products      all matrix products of 128 steps: with weights, and attention's with the cache
     tunix         google-tunix (`benchmarks/peers.sh tunix FOLDER` makes its interpreter, --peer-python), which records
                   log-probs, drawing from all words as we do
     transformers  `generate` (`benchmarks/peers.sh torch FOLDER`, --torch-python), which records nothing
 
 Log-probs of all are compared with our own forward pass over the same tokens. Then `draw` alone at 151,936 words; and a
-mix of response lengths with a long tail, of whose slot-steps the share that made a token. After every program has run
-once, what the compiler compiles is counted. The last line printed is one JSON object.
+mix of response lengths with a long tail, of whose slot-steps the share that made a token, one step a dispatch. After
+every program has run once, what the compiler compiles is counted. The last line printed is one JSON object.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ from jaxrl_sat.sampler.sampling import draw
 
 OVER_TUNIX = {"dense": 1.2, "moe": 1.5}
 OF_PRODUCTS, RECORDING, DRAW_MS, BUSY, AGREE = 0.6, 1.1, 2.0, 0.95, 1e-4
-DRAW_WORDS, TOPK = 151_936, 20
+DRAW_WORDS, TOPK, STEPS = 151_936, 20, 8
 
 
 def figure(name: str, value: float, unit: str, target: float, ok: bool) -> dict[str, Any]:
@@ -87,20 +89,21 @@ def peers(work: Workload, ours: Ours, arguments: argparse.Namespace) -> Any:
 def measured(name: str, work: Workload, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The figures of one policy, and the record behind them."""
     say(f"{name}: our programs are compiled")
-    ours, unrecorded = Ours(work, TOPK), Ours(work, None)
+    ours, unrecorded, stepwise = Ours(work, TOPK, STEPS), Ours(work, None, STEPS), Ours(work, TOPK, 1)
     functions: dict[str, Callable[[], Any]] = {
         "ours": ours,
         "steps": steps_of(ours),
         "unrecorded": steps_of(unrecorded),
-        "products": products(work, ours.weights.decode_params),
+        "weights": products(work, ours, cached=False),
+        "products": products(work, ours, cached=True),
     }
-    for warm_up in (*functions.values(), functools.partial(busy, work, ours)):
+    for warm_up in (*functions.values(), functools.partial(busy, work, stepwise)):
         warm_up()
     rounds = arguments.rounds or (3 if arguments.quick else 9)
     with peers(work, ours, arguments) as others, Compilations() as compilations:
         say(f"{name}: in turns")
         times = in_turns(functions, rounds, {key: peer.timed for key, peer in others.items()})
-        share = busy(work, ours)
+        share = busy(work, stepwise)
     apart = disagreement(work, ours, {key: peer.results for key, peer in others.items()})
     record = {
         "model": {key: value for key, value in work.config.to_hf().items() if isinstance(value, int)},
@@ -135,15 +138,17 @@ def rates(work: Workload, times: dict[str, Times]) -> dict[str, dict[str, list[f
 def compared(name: str, times: dict[str, Times], record: dict[str, Any]) -> list[dict[str, Any]]:
     """The ratios that have a target, by each clock; how they spread goes into `record`."""
     figures, spread = [], {}
-    pairs = {"of_products": ("products", "steps"), "recording": ("steps", "unrecorded")}
+    bounds = {"of_products": ("products", "steps"), "of_weights": ("weights", "steps")}
+    pairs = {**bounds, "recording": ("steps", "unrecorded")}
     pairs |= {f"over_{peer}": (peer, "ours") for peer in ("tunix", "transformers") if peer in times}
     for clock in clocks():
         values = {key: ratio(times[one], times[other], clock) for key, (one, other) in pairs.items()}
         for key, (one, other) in pairs.items():
             each = [a / b for a, b in zip(times[one].of(clock), times[other].of(clock), strict=True)]
             spread[f"{clock}_{key}"] = [round(x, 4) for x in quartiles(each)]
-        value = values["of_products"]
-        figures.append(figure(f"{name}/{clock}_of_products", value, "of its rate", OF_PRODUCTS, value >= OF_PRODUCTS))
+        for key in bounds:
+            value = values[key]
+            figures.append(figure(f"{name}/{clock}_{key}", value, "of its rate", OF_PRODUCTS, value >= OF_PRODUCTS))
         value = values["recording"]
         figures.append(figure(f"{name}/{clock}_recording", value, "x unrecorded", RECORDING, value <= RECORDING))
         if "tunix" in times:

@@ -50,7 +50,7 @@ class _Nothing(RecordLayout):
 
 
 class _Counted(RolloutEngine):
-    """An engine that counts its dispatches, each of one step."""
+    """An engine that counts its dispatches."""
 
     dispatches = 0
 
@@ -60,13 +60,17 @@ class _Counted(RolloutEngine):
 
 
 class Ours:
-    """Our sampler with its weights and requests; called, it answers them all. `topk` None: nothing is recorded."""
+    """Our sampler with its weights and requests; called, it answers them all.
 
-    def __init__(self, work: Workload, topk: int | None):
+    `topk` None: nothing is recorded. `steps`: of a dispatch.
+    """
+
+    def __init__(self, work: Workload, topk: int | None, steps: int):
         layout = Layout.of(jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("data",)), mesh.SAMPLER_RULES)
         sampling = SamplingParams(1.0, work.response, ())
         self.work = work
-        self.engine = _Counted(work.config, layout, work.slots, work.prompt, work.response, sampling, topk or 0)
+        sizes = (work.slots, work.prompt, work.response)
+        self.engine = _Counted(work.config, layout, *sizes, sampling, topk or 0, steps_per_dispatch=steps)
         if topk is None:
             self.engine.records = self.engine.programs.records = _Nothing(0, 0, 0, 0, "uint8")
         make = jax.jit(functools.partial(model.init_params, work.config))
@@ -94,21 +98,25 @@ def steps_of(ours: Ours) -> Callable[[], None]:
             slots = range(start, min(start + rows, work.slots))
             count = len(slots)
             state = engine.insert_rows(prefix, state, range(count), slots, slots, [engine.sampling] * count)
-        for _ in range(work.response):
+        for _ in range(work.response // engine.steps_per_dispatch):
             state, records = engine.advance(ours.weights, state)
             np.asarray(records)
 
     return run
 
 
-def products(work: Workload, decode_params: Any) -> Callable[[], None]:
-    """The matrix products of a step with every weight as it lies there, as often as a response has tokens."""
-    experts = work.config.num_experts
+def products(work: Workload, ours: Ours, cached: bool) -> Callable[[], None]:
+    """The matrix products of a step with every weight as it lies there, as often as a response has tokens.
 
-    def layer(x: jax.Array, p: Any) -> jax.Array:
+    `cached`: and those of attention with all that a slot's cache holds when the last token is sampled.
+    """
+    experts, decode_params = work.config.num_experts, ours.weights.decode_params
+
+    def layer(x: jax.Array, p: Any, cache: tuple[jax.Array, jax.Array] | None) -> jax.Array:
         attention, mlp = p["attention"], p["mlp"]
         q, k, v = (project("nd,dhk->nhk", x, attention[name]) for name in "qkv")
-        x = project("nhk,hkd->nd", q + jnp.repeat(k + v, q.shape[1] // k.shape[1], axis=1), attention["o"])
+        q = q + jnp.repeat(k + v, q.shape[1] // k.shape[1], axis=1)
+        x = project("nhk,hkd->nd", q if cache is None else _attended(q, *cache), attention["o"])
         if "router" not in mlp:
             inner = project("nd,df->nf", x, mlp["gate"]) + project("nd,df->nf", x, mlp["up"])
             return project("nf,fd->nd", inner, mlp["down"])
@@ -118,18 +126,27 @@ def products(work: Workload, decode_params: Any) -> Callable[[], None]:
         return jnp.sum(_by_expert(inner, mlp["down"]).reshape(-1, *x.shape), axis=0)
 
     @jax.jit
-    def step(params: Any, x: jax.Array) -> jax.Array:
-        for p in params["layers"]:
-            x = layer(x, p)
+    def step(params: Any, x: jax.Array, caches: Any) -> jax.Array:
+        for p, cache in zip(params["layers"], caches, strict=True):
+            x = layer(x, p, cache)
         return times_transposed(x, params["embedding"])
 
     x = jax.random.normal(jax.random.key(1), (work.slots, work.config.hidden_size))
+    keys, values = ours.engine.init_decode_state().cache
+    caches = tuple(zip(keys, values, strict=True)) if cached else (None,) * len(keys)
 
     def run() -> None:
         for _ in range(work.response):
-            step(decode_params, x).block_until_ready()
+            step(decode_params, x, caches).block_until_ready()
 
     return run
+
+
+def _attended(q: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+    """Attention's two products, laid out as a step has them on a CPU, and nothing between them."""
+    grouped = q.reshape(q.shape[0], keys.shape[1], -1, q.shape[2])
+    scores = jax.lax.optimization_barrier(jnp.einsum("skld,skgd->sklg", keys, grouped)).swapaxes(2, 3)
+    return jnp.einsum("skgl,skld->skgd", scores, values).reshape(q.shape)
 
 
 def _by_expert(rows: jax.Array, weight: Any) -> jax.Array:
@@ -153,7 +170,7 @@ def busy(work: Workload, ours: Ours) -> float:
     ]
     before = ours.engine.dispatches
     rollouts = generate(ours.engine, ours.weights, mix, order="longest")
-    steps = ours.engine.dispatches - before
+    steps = (ours.engine.dispatches - before) * ours.engine.steps_per_dispatch
     return sum(len(rollout.tokens) for rollout in rollouts) / (steps * work.slots)
 
 
