@@ -5,6 +5,10 @@
 Both sides have the same weights. Each sampler draws its own tokens from the same seeds, and each trainer judges what
 its sampler drew, once routed as the sampler was and once freely. "fp8 rollout" and "fp8 end to end" are the papers'
 settings on bfloat16; on float32 the same shows what FP8 does alone. d = log pi - log mu; a row names the sampler.
+
+Two shapes: what the trainer's own forward pass in bfloat16 differs by from itself, routed freely, on rows twice as long
+and half as many. Beside it the sampler's d says whether the two programs differ by more than their shapes make them.
+"excess precision" is bfloat16 where the compiler may leave out roundings (`model.excess_precision`).
 """
 
 from __future__ import annotations
@@ -26,11 +30,13 @@ from jaxrl_sat.config import RunConfig, from_config_dict, make_objective, record
 from jaxrl_sat.data import packing
 from jaxrl_sat.data.loader import PromptLoader
 from jaxrl_sat.pipeline import requests
-from jaxrl_sat.types import Request, Rollout
+from jaxrl_sat.types import Batch, Request, Rollout
 
 FLAGSHIP = Path(__file__).resolve().parent.parent / "configs" / "sat_grpo.py"
 EXACT = 1e-5
 """Mean |d| of two float32 programs that compute the same."""
+SHAPES = 1.5
+"""Mean |d| of bfloat16 over what the trainer's two shapes differ by, where that is more than `EXACT`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +45,16 @@ class Side:
 
     dtype: str
     quantise: str = "none"
+    excess_precision: bool = False
 
 
 FLOAT32, BFLOAT16 = Side("float32"), Side("bfloat16")
+LOOSE = "bfloat16, excess precision"
 PAIRS = {
     "float32": (FLOAT32, FLOAT32),
     "bfloat16 rollout": (FLOAT32, BFLOAT16),
     "bfloat16": (BFLOAT16, BFLOAT16),
+    LOOSE: (Side("bfloat16", excess_precision=True), Side("bfloat16", excess_precision=True)),
     "fp8 rollout": (BFLOAT16, Side("bfloat16", "fp8")),
     "fp8 end to end": (Side("bfloat16", "fp8"), Side("bfloat16", "fp8")),
     "fp8 rollout, float32": (FLOAT32, Side("float32", "fp8")),
@@ -62,6 +71,7 @@ def configured(arguments: argparse.Namespace, trainer: Side, drawing: Side, repl
     changes = {
         "model.path": arguments.model,
         "model.dtype": trainer.dtype,
+        "model.excess_precision": trainer.excess_precision,
         "data.path": arguments.data,
         "data.prompts_per_update": arguments.problems,
         "data.max_prompt_tokens": arguments.prompt_tokens,
@@ -109,20 +119,47 @@ class Bench:
     def _as_trained(self, config: RunConfig) -> Any:
         return jax.tree.map(lambda leaf: leaf.astype(config.model.dtype), self._params)
 
-    def mismatch(self, trainer: Side, drawing: Side, replay: bool) -> dict[str, float]:
-        """Statistics of d over all response tokens."""
-        config = configured(self._arguments, trainer, drawing, replay)
-        rollouts = self.rollouts(config, drawing)
+    def judged(self, config: RunConfig, rollouts: list[Rollout]) -> tuple[Batch, jax.Array]:
+        """The rollouts in rows, and their log-probs by the trainer."""
         learner = parts.make_learner(config, self.model_config, self._meshes)
         records = records_read(config, make_objective(config))
         rows = (config.learner.row_tokens, config.learner.microbatch_rows)
         packed = packing.pack(rollouts, np.zeros(len(rollouts), np.float32), *rows, records)
         batch = learner.scorer.place(packed)
-        logp = learner.scorer.logp(batch, {0: learner.scorer.place_params(self._as_trained(config))})
+        return batch, learner.scorer.logp(batch, {0: learner.scorer.place_params(self._as_trained(config))})
+
+    def two_shapes(self, side: Side) -> float:
+        """Mean |difference| of the trainer's log-probs between two shapes of its batch."""
+        config = configured(self._arguments, side, side, False)
+        rollouts = self.rollouts(config, side)
+        lengths = [len(rollout.request.prompt.tokens) + len(rollout.tokens) for rollout in rollouts]
+        found = []
+        for factor in (1, 2):
+            row_tokens, rows = factor * config.learner.row_tokens, config.learner.microbatch_rows // factor
+            learner = dataclasses.replace(config.learner, row_tokens=row_tokens, microbatch_rows=rows)
+            batch, logp = self.judged(dataclasses.replace(config, learner=learner), rollouts)
+            placed = packing.place(lengths, row_tokens, packing.segments_per_row(row_tokens))
+            found.append(_by_response(placed, np.asarray(batch.segment_ids * batch.mask), np.asarray(logp)))
+        return float(np.mean(np.abs(found[0] - found[1])))
+
+    def mismatch(self, trainer: Side, drawing: Side, replay: bool) -> dict[str, float]:
+        """Statistics of d over all response tokens."""
+        config = configured(self._arguments, trainer, drawing, replay)
+        batch, logp = self.judged(config, self.rollouts(config, drawing))
         evidence = objectives.make_evidence(logp, batch.behaviour_logp, batch.advantages, jnp.asarray(batch.mask))
         found = objectives.finalise(objectives.staleness(evidence))
         names = ("abs_d_mean", "abs_d_max", "k3", "d_mean", "var_d", "is_deviation")
-        return {name: float(found[f"staleness/{name}"]) for name in names} | {"tokens": int(packed.mask.sum())}
+        return {name: float(found[f"staleness/{name}"]) for name in names} | {"tokens": int(batch.mask.sum())}
+
+
+def _by_response(placed: list[list[int]], segment_ids: np.ndarray, logp: np.ndarray) -> np.ndarray:
+    """Log-probs of the responses' tokens, response by response."""
+    found = {
+        index: logp[row][segment_ids[row] == segment]
+        for row, members in enumerate(placed)
+        for segment, index in enumerate(members, 1)
+    }
+    return np.concatenate([found[index] for index in range(len(found))])
 
 
 def say(text: str) -> None:
@@ -159,6 +196,14 @@ def main() -> None:
             wanted = target if key == "abs_d_mean" else None
             ok = wanted is None or row[key] <= wanted
             figures.append({"name": f"{name}/{key}", "value": row[key], "unit": "nats", "target": wanted, "ok": ok})
+    for pair in [name for name in ("bfloat16", LOOSE) if name in arguments.only]:
+        floor = bench.two_shapes(PAIRS[pair][0])
+        figures.append({"name": f"{pair}/two_shapes", "value": floor, "unit": "nats", "target": None, "ok": True})
+        most = max(SHAPES * floor, EXACT)
+        for routing in routings if pair != LOOSE else ():
+            value = rows[f"{pair}/{routing}"]["abs_d_mean"]
+            name = f"{pair}/{routing}/beside_two_shapes"
+            figures.append({"name": name, "value": value, "unit": "nats", "target": most, "ok": value <= most})
     report = {
         "benchmark": "precision",
         "figures": figures,

@@ -38,11 +38,16 @@ Advantage = Literal["group", "centred", "rloo"]
 
 @dataclasses.dataclass(frozen=True)
 class ModelSource:
-    """`path`: "embedded" or a Hugging Face checkpoint folder. `dtype`: of the trainer's parameters."""
+    """`path`: "embedded" or a Hugging Face checkpoint folder. `dtype`: of the trainer's parameters.
+
+    `excess_precision`: the compiler may leave out roundings to bfloat16 where that is faster, here in the sampler's
+    programs and there in the trainer's; without it both round alike.
+    """
 
     path: str
     dtype: Dtype
 
+    excess_precision: bool
 
 @dataclasses.dataclass(frozen=True)
 class Data:

@@ -44,8 +44,11 @@ class Learner:
             skipped=self._replicated,
         )
         # Parameters are not donated: coming batches are sampled by them, and log-probs recomputed with them.
-        self._step = jax.jit(step, donate_argnums=1, out_shardings=(self.scorer.param_shardings, rest, None))
-        self._direction = jax.jit(functools.partial(direction_report, settings=settings, mask=_analysed(settings)))
+        options = settings.execution.compiler_options
+        placed = (self.scorer.param_shardings, rest, None)
+        self._step = jax.jit(step, donate_argnums=1, out_shardings=placed, compiler_options=options)
+        analysis = functools.partial(direction_report, settings=settings, mask=_analysed(settings))
+        self._direction = jax.jit(analysis, compiler_options=options)
 
     def abstract(self, params: Params) -> TrainState:
         """Shapes, dtypes and shardings of the state, to restore into."""

@@ -53,6 +53,7 @@ def make_learner(config: RunConfig, model_config: model.ModelConfig, meshes: mes
             layout=meshes.trainer_layout,
             remat=config.learner.remat,
             numerics=config.learner.quantise,
+            excess_precision=config.model.excess_precision,
             router_sums=config.loss.load_balance_coef > 0 or config.loss.router_z_coef > 0,
             max_segments=packing.segments_per_row(config.learner.row_tokens) + 1,
         ),
@@ -95,6 +96,7 @@ def make_engine(
         prefix_cache_bytes=config.sampler.prefix_cache_bytes,
         keep_cache_at_swap=config.sampler.keep_cache_at_swap,
         recompute_prompt_cache=config.sampler.recompute_prompt_cache,
+        excess_precision=config.model.excess_precision,
     )
 
 

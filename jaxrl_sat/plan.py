@@ -74,6 +74,7 @@ def plan(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
         "lag": _lag(config),
         "evaluation": _evaluation(config),
         "steps": _steps(config),
+            "roundings to bfloat16": "some left out" if config.model.excess_precision else "all",
         "memory": _memory(config, model_config, copy),
         "seeds": _seeds(config),
     }

@@ -26,7 +26,9 @@ class Scorer:
         self.settings = settings
         self._layout = settings.execution.layout
         self.param_shardings = self._layout.place(model.param_specs(settings.model, self._layout))
-        self._recompute = jax.jit(functools.partial(recomputed_logp, settings=settings))
+        self._recompute = jax.jit(
+            functools.partial(recomputed_logp, settings=settings), compiler_options=settings.execution.compiler_options
+        )
 
     def place_params(self, params: Params) -> Params:
         """Parameters on this mesh."""

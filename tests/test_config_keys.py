@@ -25,6 +25,7 @@ OTHER: dict[str, Any] = {
     "recipe": "grpo",
     "model.path": "other_model",
     "model.dtype": "bfloat16",
+    "model.excess_precision": True,
     "data.path": "other_data",
     "data.prompts_per_update": 8,
     "data.max_prompt_tokens": 33,

@@ -34,9 +34,12 @@ def _all_of_them(x: Array, expert_ids: Array, weights: Array, gate: Array, up: A
     chosen = expert_ids[..., None] == jnp.arange(number)
     by_expert = jnp.sum(jnp.where(chosen, weights[..., None], 0), axis=1, dtype=jnp.float32).T
     # side by side, the experts are one wide block
-    gated, lifted = (einsum("od,nd->on", w.reshape(number * width, inputs), x, out=jnp.float32) for w in (gate, up))
+    gated, lifted = (
+        einsum("od,nd->on", w.reshape(number * width, inputs), x).astype(jnp.float32) for w in (gate, up)
+    )
     inner = (jax.nn.silu(gated) * lifted).reshape(number, width, -1) * by_expert[:, None]
-    return jnp.sum(einsum("edf,efn->edn", down, inner.astype(x.dtype)), axis=0).T
+    out = einsum("edf,efn->edn", down, inner.astype(x.dtype))
+    return jnp.sum(out, axis=0, dtype=jnp.float32).T.astype(x.dtype)
 
 
 def _dispatched(x: Array, expert_ids: Array, weights: Array, gate: Array, up: Array, down: Array) -> Array:

@@ -101,10 +101,12 @@ def _spread_rows(x: Array, order: Array, inverse: Array, copies: int) -> Array:
 
 
 def _collect_rows(rows: Array, order: Array, inverse: Array, copies: int) -> Array:
-    """The sum of each one's copies."""
+    """The sum of each one's copies, rounded once."""
     # Copy by copy: XLA fuses the gathers into the sum, where a gather of all rows would be written out and read again.
     places = inverse.reshape(-1, copies)
-    return functools.reduce(jnp.add, [permute(rows, places[:, copy]) for copy in range(copies)])
+    wide = jnp.promote_types(rows.dtype, jnp.float32)
+    taken = [permute(rows, places[:, copy]).astype(wide) for copy in range(copies)]
+    return functools.reduce(jnp.add, taken).astype(rows.dtype)
 
 
 # Each is the other's transpose; told so, neither needs a scatter.

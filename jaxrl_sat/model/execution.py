@@ -24,6 +24,9 @@ class Execution:
     `max_segments`: sequences that a row holds at most, its padding counted as one; 0 if not known.
     `router_sums`: whether the sums behind the router's losses are measured.
     `numerics`: what the products with a layer's weights are computed in.
+    `excess_precision`: whether the compiler may leave out roundings to bfloat16 between two operations that it puts
+    together. Which it puts together differs from program to program, and so then do the numbers of two that compute
+    the same: the sampler's and the trainer's. No part of a program but of how it is compiled: `compiler_options`.
     `output_first`: whether decoding has its weights as `jaxrl_sat.model.output_first` says, unless they are quantised.
     """
 
@@ -32,7 +35,13 @@ class Execution:
     max_segments: int = 0
     router_sums: bool = False
     numerics: Numerics = "none"
+    excess_precision: bool = True
     output_first: bool = False
+
+    @property
+    def compiler_options(self) -> dict[str, bool] | None:
+        """What `jax.jit` is given beside the program; None is the compiler's own choice."""
+        return None if self.excess_precision else {"xla_allow_excess_precision": False}
 
     def checkpointed(self, layer: Callable[..., Any], steps: int) -> Callable[..., Any]:
         """`layer`, of which a scan takes so many steps, with what its backward pass keeps."""

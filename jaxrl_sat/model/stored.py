@@ -111,7 +111,10 @@ def read(cache: Stored, start: Int[Array, ""], size: int, dtype: Any) -> Float[A
 def attend_cache(
     q: Float[Array, "S H hd"], k: Stored, v: Stored, positions: Int[Array, " S"]
 ) -> Float[Array, "S H hd"]:
-    """One query a slot against the cached positions 0..position. Softmax in float32."""
+    """One query a slot against the cached positions 0..position. Softmax in float32.
+
+    Rounded where `attention.attend_segments` rounds, so that in bfloat16 the trainer's numbers are these too.
+    """
     slots, heads, head_dim = q.shape
     keys, values = (x.values.astype(q.dtype) if isinstance(x, Int8) else x for x in (k, v))
     q = q.reshape(slots, keys.shape[1], heads // keys.shape[1], head_dim) * head_dim**-0.5
@@ -119,10 +122,13 @@ def attend_cache(
     if isinstance(k, Int8):
         scores = scores * k.scale[:, :, None]
     visible = jnp.arange(keys.shape[2]) <= positions[:, None]
-    probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1)
+    scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
+    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
     if isinstance(v, Int8):
-        probs = probs * v.scale[:, :, None]
-    return einsum("skgl,skld->skgd", probs.astype(values.dtype), values).reshape(slots, heads, head_dim)
+        weights = weights * v.scale[:, :, None]
+    out = einsum("skgl,skld->skgd", weights.astype(values.dtype), values, out=jnp.float32) / total
+    return out.astype(values.dtype).reshape(slots, heads, head_dim)
 
 
 def _scores(q: Float[Array, "S KV G hd"], keys: Float[Array, "S KV L hd"]) -> Float[Array, "S KV G L"]:

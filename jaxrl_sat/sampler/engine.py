@@ -47,7 +47,7 @@ class RolloutEngine(jetstream.Engine):
     power of two from 16; 0 reads all prompts whole. `prefix_cache_bytes`: of pieces kept on the devices for prompts
     that begin with the same text (a copy on each that slots are spread over), until other weights come, or with
     `keep_cache_at_swap` beyond that. `recompute_prompt_cache`: a step by other weights first reads the prompts and
-    responses so far of its slots again. `steps_per_dispatch`: of `advance`.
+    responses so far of its slots again. `steps_per_dispatch`: of `advance`. `excess_precision`: see `model.Execution`.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class RolloutEngine(jetstream.Engine):
         prefix_cache_bytes: int = 0,
         keep_cache_at_swap: bool = False,
         recompute_prompt_cache: bool = False,
+        excess_precision: bool = True,
     ):
         checks.check_engine(config, slots, max_prompt_tokens, sampling, steps_per_dispatch)
         checks.check_chunks(prefill_chunk, prefix_cache_bytes)
@@ -91,7 +92,7 @@ class RolloutEngine(jetstream.Engine):
         length = self.buckets[-1] + max_response_tokens
         sizes = (slots, length, prefill_chunk, steps_per_dispatch)
         shapes = Shapes(*sizes, dtype, cache_dtype, recompute_prompt_cache)
-        self.programs = Programs(config, layout, numerics, self.records, shapes)
+        self.programs = Programs(config, layout, numerics, excess_precision, self.records, shapes)
         self._pool: Pool | None = None  # made when first needed
         self._prefixes: PrefixCache | None = None
         if prefix_cache_bytes:

@@ -53,13 +53,23 @@ class Shapes:
 class Programs:
     """See the module. Decode states, pools, and prefixes that a piece is added to are consumed."""
 
-    def __init__(self, config: ModelConfig, layout: Layout, numerics: Numerics, records: RecordLayout, shapes: Shapes):
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        numerics: Numerics,
+        excess_precision: bool,
+        records: RecordLayout,
+        shapes: Shapes,
+    ):
         self.config = config
         self.records = records
         self.shapes = shapes
         # Where a step takes as long as its weights take to read, and XLA reads one on the right twice.
         output_first = layout.device.platform == "cpu"
-        self.execution = model.Execution(layout, numerics=numerics, output_first=output_first)
+        self.execution = model.Execution(
+            layout, numerics=numerics, excess_precision=excess_precision, output_first=output_first
+        )
         self.compilations: collections.Counter[str] = collections.Counter()
         sizes = (shapes.slots, shapes.length, shapes.cache_dtype, layout, shapes.recompute)
         make_state = functools.partial(empty_state, config, *sizes)
@@ -70,17 +80,18 @@ class Programs:
         )
         loaded = layout.place(model.decode_param_specs(config, layout, numerics, output_first))
         pool = pool_shardings(config, layout, shapes.cache_dtype)
+        jit = functools.partial(jax.jit, compiler_options=self.execution.compiler_options)
         self.init = jax.jit(make_state, out_shardings=state)
         self.init_pool = jax.jit(self._empty_pool, static_argnums=0, out_shardings=pool)
-        self.load = jax.jit(self._load, out_shardings=loaded)
-        self.prefill = jax.jit(self._prefill)
-        self.begin = jax.jit(self._begin)
-        self.chunk = jax.jit(self._chunk, donate_argnums=1)
-        self.keep = jax.jit(self._keep, donate_argnums=0, out_shardings=pool)
-        self.insert = jax.jit(self._insert, donate_argnums=0, out_shardings=state)
-        self.release = jax.jit(self._release, donate_argnums=0, out_shardings=state)
-        self.generate = jax.jit(self._generate, donate_argnums=2, out_shardings=(state, whole))
-        self.advance = jax.jit(self._advance, donate_argnums=2, out_shardings=(state, whole))
+        self.load = jit(self._load, out_shardings=loaded)
+        self.prefill = jit(self._prefill)
+        self.begin = jit(self._begin)
+        self.chunk = jit(self._chunk, donate_argnums=1)
+        self.keep = jit(self._keep, donate_argnums=0, out_shardings=pool)
+        self.insert = jit(self._insert, donate_argnums=0, out_shardings=state)
+        self.release = jit(self._release, donate_argnums=0, out_shardings=state)
+        self.generate = jit(self._generate, donate_argnums=2, out_shardings=(state, whole))
+        self.advance = jit(self._advance, donate_argnums=2, out_shardings=(state, whole))
 
     def _load(self, params: Params) -> Any:
         self.compilations["load"] += 1

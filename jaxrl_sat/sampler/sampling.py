@@ -176,8 +176,8 @@ def _tiled(values: Float[Array, "S V"], size: int, nothing: float) -> Float[Arra
 
 
 def _search(weight: Float[Array, "S n"], u: Float[Array, " S"]) -> tuple[Int[Array, " S"], Float[Array, " S"]]:
-    """First index whose running sum exceeds u times the total, and the total. `weight > 0` is asked for beside it, since
-    a parallel sum rounds and may rise across a zero; where rounding leaves no such index, the last that has weight."""
+    """First index whose running sum exceeds u times the total, and the total. `weight > 0` is asked for beside it: a
+    parallel sum rounds and may rise across a zero. Where rounding leaves no such index, the last that has weight."""
     running = jnp.cumsum(weight, axis=-1)
     possible: Bool[Array, "S n"] = weight > 0
     passed = possible & (running > u[:, None] * running[:, -1:])
