@@ -1,5 +1,6 @@
 """Rewards by rule: is the final answer of a response the right one?"""
 
-from jaxrl_sat.rewards.verify import score, verify
+from jaxrl_sat.rewards.pool import Outcome
+from jaxrl_sat.rewards.verify import outcomes, readable, score, shared_pool, verify
 
-__all__ = ["score", "verify"]
+__all__ = ["Outcome", "outcomes", "readable", "score", "shared_pool", "verify"]

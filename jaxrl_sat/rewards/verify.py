@@ -1,79 +1,80 @@
-"""Extract the final answer of a response and compare it, as text: nothing is evaluated, cost is linear in length."""
+"""Rewards of responses: their final answers found, compared as text here, and read as mathematics by a pool of workers."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import atexit
+import functools
+import os
+import threading
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
-_TAIL = 20_000
-"""Characters from the end that are looked at; a final answer stands at the end."""
-_BOXED = re.compile(r"\\boxed\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_MARKER = re.compile(r"####|\banswer\s{0,8}(?:is|:|=)", re.IGNORECASE)
-# An integer of plain digits, or with thousands in groups of three. Neither half of 12.5, of 3/4 or of 46-2 is one.
-_NUMBER = re.compile(
-    r"(?<![\w.,/^\\])(?<![\d)][-+*])(?:(?<![\d)])[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)(?![\w^/]|[.,*+-]\d)", re.ASCII
-)
-_SENTENCE = re.compile(r"\n|\.\s")
-_INTEGER = re.compile(r"([-+]?)0*(\d+)", re.ASCII)
-_GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+", re.ASCII)
-_MINUS = str.maketrans({"\u2212": "-", "\u2013": "-"})
+from jaxrl_sat.rewards.extract import final_answer
+from jaxrl_sat.rewards.normalise import LONGEST, as_text, tidy
+from jaxrl_sat.rewards.pool import Outcome, Pool
 
 
 def verify(response: str, answer: str) -> bool:
-    """Whether the final answer of `response` is `answer`. Never raises.
+    """Whether the final answer of `response` is `answer`. Never raises, never executes text; at most 5 s and 512 MiB.
 
-    The final answer is the last \\boxed{...}; without one the sentence behind the last "####" or "Answer:", or the one
-    number in it; without that the last number of the text. Integers compare by value whatever their length; anything
-    else as text with white space removed.
+    `extract` says where the final answer is looked for. Numbers are compared exactly, whatever their length; formulas,
+    sets, intervals and so on by what they mean (docs/verifier.md). May be called from any thread.
     """
-    if not isinstance(response, str) or not isinstance(answer, str):
-        return False
-    wanted = _normalise(answer)
-    found = final_answer(response)
-    return bool(wanted) and found is not None and _normalise(found) == wanted
+    return outcomes([response], [answer])[0] is Outcome.RIGHT
 
 
 def score(responses: Sequence[str], answers: Sequence[str]) -> Float[np.ndarray, " n"]:
     """Reward of each response, float32 [N]: 1 for the right final answer, else 0."""
-    return np.array([verify(r, a) for r, a in zip(responses, answers, strict=True)], np.float32)
+    return np.array([outcome is Outcome.RIGHT for outcome in outcomes(responses, answers)], np.float32)
 
 
-def final_answer(response: str) -> str | None:
-    """The text of the final answer, None where there is none."""
-    text = response[-_TAIL:].translate(_MINUS)
-    boxed = [match.end() for match in _BOXED.finditer(text)]
-    if boxed:
-        return _balanced(text, boxed[-1])
-    markers = [match.end() for match in _MARKER.finditer(text)]
-    if markers:
-        sentence = _SENTENCE.split(text[markers[-1] :].lstrip(), maxsplit=1)[0]
-        numbers = _NUMBER.findall(sentence)
-        return numbers[0] if len(numbers) == 1 else sentence.strip(" \t\r.$*:`")
-    numbers = _NUMBER.findall(text)
-    return numbers[-1] if numbers else None
+def outcomes(
+    responses: Sequence[str],
+    answers: Sequence[str],
+    progress: Callable[[int], None] | None = None,
+    stop: threading.Event | None = None,
+) -> list[Outcome]:
+    """What became of each response, N of N. Raises `ValueError` where there are not as many answers.
+
+    Equal cases are decided once, and those that text alone decides without a worker. `progress` is told, in any thread,
+    how many of the others are done; once `stop` is set the rest are left `Outcome.OPEN`.
+    """
+    cases = [_case(response, answer) for response, answer in zip(responses, answers, strict=True)]
+    asked = list(dict.fromkeys(case for case in cases if not isinstance(case, Outcome)))
+    found = dict(zip(asked, shared_pool().map(asked, progress, stop) if asked else [], strict=True))
+    return [case if isinstance(case, Outcome) else found[case] for case in cases]
 
 
-def _balanced(text: str, start: int) -> str | None:
-    """What stands between the open brace before `start` and the one that closes it; None if none does."""
-    depth = 1
-    for match in _BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(match.group(), 0)
-        if depth == 0:
-            return text[start : match.start()]
-    return None
+def readable(answers: Sequence[str]) -> list[bool]:
+    """Of each reference answer, whether it is read as mathematics or words; any other matches its own text alone."""
+    asked = [("readable", "", answer) for answer in answers if len(answer) <= LONGEST]
+    found = dict(zip(asked, shared_pool().map(asked), strict=True))
+    return [found.get(("readable", "", answer)) is Outcome.RIGHT for answer in answers]
 
 
-def _normalise(text: str) -> str:
-    """Integers as their shortest spelling, anything else as text without white space."""
-    text = "".join(text.translate(_MINUS).split()).strip("$")
-    if _GROUPED.fullmatch(text):
-        text = text.replace(",", "")
-    integer = _INTEGER.fullmatch(text)
-    if integer is None:
-        return text
-    sign, digits = integer.groups()
-    return ("-" if sign == "-" and digits != "0" else "") + digits
+def shared_pool() -> Pool:
+    """The pool of this process, made when first asked for and closed when the process ends."""
+    return _pool_of(os.getpid())
+
+
+@functools.cache
+def _pool_of(process: int) -> Pool:
+    pool = Pool()
+    atexit.register(pool.close)
+    return pool
+
+
+def _case(response: str, answer: str) -> Outcome | tuple[str, str, str]:
+    """The outcome where text alone gives it, otherwise the case for a worker."""
+    if not isinstance(response, str) or not isinstance(answer, str):
+        return Outcome.WRONG
+    found = final_answer(response)
+    if found is None:
+        return Outcome.WRONG
+    found, answer = tidy(found), tidy(answer)
+    equal = as_text(found, answer)
+    if equal is None:
+        return ("same", found, answer)
+    return Outcome.RIGHT if equal else Outcome.WRONG

@@ -1,0 +1,170 @@
+"""Where the final answer of a response stands. Text alone: cost is linear in length and nothing is read as mathematics.
+
+What follows the last </think> counts, and of that the first of these conventions that is used at all:
+
+1. the last \\boxed{...} (\\fbox{...}, \\boxed 42): not closed, or one of several side by side, it is no answer;
+2. the line behind the last "####";
+3. the sentence behind the last "Answer:" or "answer is";
+4. what the last <answer>...</answer> holds;
+5. the last **bold** that is a number or a formula;
+6. the last number, or the last $formula$ where it stands behind that.
+"""
+
+from __future__ import annotations
+
+import re
+
+from jaxrl_sat.rewards.normalise import trimmed
+
+_TAIL = 20_000
+"""Characters from the end that are looked at; a final answer stands at the end."""
+_MINUS = str.maketrans({"\u2212": "-", "\u2013": "-"})
+
+_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BARE_BOX = re.compile(r"\\boxed[ \t]+((?:[-+]?[\d.]|\\[a-zA-Z])[^$\n]{0,200}|[A-J]\b(?![ \t]*\w))", re.ASCII)
+_PLACEHOLDER = re.compile(r"(?:\s|\.|\\l?c?dots\b|\\;|\\,|~)*")
+_BETWEEN = re.compile(
+    r"(?:[\s,;.$/|~&]|\\[,;:!()\[\]]|\\q?quad|\b(?:and|or)\b|\\text\{[\s,]*(?:and|or)?[\s,]*\}|\b[a-z]\s*=)*"
+)
+_ANSWER = re.compile(r"\banswer[\s*_]{0,8}(?:is\b|:|=)[\s*_:]{0,8}", re.IGNORECASE)
+_SENTENCE = re.compile(r"\n|\.\s|</answer>")
+_BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
+_MATH = re.compile(r"\$([^$\n]{1,400})\$|\\\(([^\n]{1,400}?)\\\)|\\\[(.{1,400}?)\\\]", re.DOTALL)
+# A number of plain digits: neither half of 3/4/5, of 46-2, of 2*23 or of x46 is one.
+_NUMBER = re.compile(
+    r"(?<![\w.,/^\\])(?<![\d)][-+*])(?:(?<![\d)])[-+])?"
+    r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+)(?:\\?%)?(?![\w^/(\\]|[.,*+-]\d)",
+    re.ASCII,
+)
+_WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{2,}")
+_FORMULA_WORDS = frozenset("sqrt sin cos tan cot sec csc log ln exp pi frac infinity inf mod".split())
+_HEDGES = frozenset(
+    "or either not maybe perhaps possibly between less more greater fewer than least most never cannot".split()
+)
+_QUANTITY = re.compile(r"[-+]?\\?[$€£]?[-+]?[\d.,/]+\s*\\?%?(?:\s+[a-zA-Z][\w^]*){0,3}|[^a-zA-Z]*", re.ASCII)
+_EQUATION = re.compile(r"[a-zA-Z]\s*=\s*[^=]+")
+_EDGES = "$*_`"
+
+
+def final_answer(response: str) -> str | None:
+    """The text of the final answer, None where there is none, or one that is not closed or hedged."""
+    thought = response.rfind("</think>")
+    if response.rfind("<think>") > thought:
+        return None
+    start = max(thought + len("</think>") if thought >= 0 else 0, len(response) - _TAIL)
+    text = response[start:].translate(_MINUS)
+    for find in (_boxed, _hashes, _said, _tagged, _bold, _last_number):
+        found = find(text)
+        if found is not None:
+            return found.strip() or None
+    return None
+
+
+# Each of these gives None where its convention is not used, and "" where it is used and there is no answer.
+
+
+def _boxed(text: str) -> str | None:
+    opened: list[tuple[int, int]] = []  # where a box's command and its content start, or (-1, -1) for a mere brace
+    boxes: list[tuple[int, int, int]] = []
+    for match in _BRACE.finditer(text):
+        token = match.group()
+        if token == "{" and opened:
+            opened.append((-1, -1))
+        elif len(token) > 2 and token.endswith("{"):
+            opened.append(match.span())
+        elif token == "}" and opened:
+            begin, content = opened.pop()
+            if begin >= 0:
+                while boxes and boxes[-1][0] > begin:
+                    boxes.pop()
+                boxes.append((begin, content, match.start()))
+    if any(begin >= 0 for begin, _ in opened):
+        return ""
+    seen = bool(boxes)
+    boxes = [box for box in boxes if not _PLACEHOLDER.fullmatch(text[box[1] : box[2]])]
+    bare = list(_BARE_BOX.finditer(text))
+    if bare and (not boxes or bare[-1].start() > boxes[-1][0]):
+        return trimmed(bare[-1].group(1), _EDGES)
+    if not boxes:
+        return "" if seen else None
+    return "" if _side_by_side(text, boxes) else text[boxes[-1][1] : boxes[-1][2]]
+
+
+def _side_by_side(text: str, boxes: list[tuple[int, int, int]]) -> bool:
+    """Whether the last box is one of a row of boxes that do not say the same."""
+    for (_, left, left_end), (right_begin, right, right_end) in zip(boxes[-2::-1], boxes[:0:-1], strict=True):
+        if not _BETWEEN.fullmatch(text, left_end + 1, right_begin):
+            return False
+        if text[left:left_end].split() != text[right:right_end].split():
+            return True
+    return False
+
+
+def _hashes(text: str) -> str | None:
+    place = text.rfind("####")
+    if place < 0:
+        return None
+    line, _, rest = text[place + 4 :].strip().partition("\n")
+    # Four hashes are also a heading in Markdown: of words, with text below it.
+    if rest.strip() and re.match(r"\s*[a-zA-Z*]", line):
+        return None
+    return _stated(line)
+
+
+def _said(text: str) -> str | None:
+    last = None
+    for last in _ANSWER.finditer(text):  # noqa: B007 - the last one is wanted
+        pass
+    return None if last is None else _stated(_SENTENCE.split(text[last.end() :].lstrip(), maxsplit=1)[0])
+
+
+def _tagged(text: str) -> str | None:
+    begin, end = text.rfind("<answer>"), text.rfind("</answer>")
+    if begin < 0:
+        return None
+    return _stated(text[begin + len("<answer>") : end]) if end > begin else ""
+
+
+def _bold(text: str) -> str | None:
+    for content in reversed(_BOLD.findall(text)):
+        content = trimmed(content, _EDGES)
+        if any(map(str.isdigit, content)) and (_QUANTITY.fullmatch(content) or _EQUATION.fullmatch(content)):
+            return content
+    return None
+
+
+def _last_number(text: str) -> str | None:
+    number = formula = None
+    for number in _NUMBER.finditer(text):  # noqa: B007
+        pass
+    for match in _MATH.finditer(text):
+        if not _prose(_content(match)):
+            formula = match
+    if formula and (number is None or formula.end() >= number.end()):
+        return _content(formula)
+    return number.group() if number else None
+
+
+def _stated(sentence: str) -> str:
+    """The answer in a sentence: its one formula, or its one number where the rest is prose without a hedge, or all."""
+    sentence = trimmed(sentence, _EDGES)
+    formulas = [match for match in _MATH.finditer(sentence) if not _prose(_content(match))]
+    outside = _MATH.sub(" ", sentence) if formulas else sentence
+    words = {word.lower() for word in _WORD.findall(outside)}
+    if words & _HEDGES:
+        return sentence
+    if len(formulas) == 1 and not any(map(str.isdigit, outside)):
+        return _content(formulas[0])
+    numbers = _NUMBER.findall(sentence)
+    if len(numbers) == 1 and words and not words & _FORMULA_WORDS:
+        return numbers[0]
+    return sentence
+
+
+def _content(match: re.Match[str]) -> str:
+    return trimmed(next(group for group in match.groups() if group is not None), _EDGES)
+
+
+def _prose(text: str) -> bool:
+    """Whether words stand in it that are no part of a formula."""
+    return bool({word.lower() for word in _WORD.findall(text)} - _FORMULA_WORDS)

@@ -1,0 +1,143 @@
+"""Tidy text of an answer to tokens. What is not on the lists here is refused, quotes and underscored names among it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from jaxrl_sat.rewards.units import unit
+
+MOST_TOKENS = 600
+DIGITS = 400
+"""Digits of one number."""
+
+FUNCTIONS = frozenset(
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt floor ceil abs".split()
+)
+GREEK = frozenset(
+    """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau
+    upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell""".split()
+)
+COMMANDS = FUNCTIONS | frozenset("frac binom pi infty emptyset lfloor rfloor lceil rceil langle rangle overline".split())
+OPERATORS = frozenset("le ge ne in cup setminus pm mp degree mid lt gt".split())
+
+
+class Unreadable(Exception):
+    """Text that is no answer in the language read here, or is beyond one of its limits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Token:
+    """kind: number, repeating, name, word, command, matrix, or operator, whose text is then the operator itself."""
+
+    kind: str
+    text: str
+    spaced: bool = False
+
+
+_FONT = "text|mbox|textbf|textit|textrm|textnormal|texttt|mathrm|mathbf|mathit|mathsf|operatorname"
+_TOKEN = re.compile(
+    rf"""(?P<space>\s+)
+    |\\(?:{_FONT})\s*\{{(?P<text>[^{{}}]*)\}}
+    |\\begin\{{(?P<begin>[pbBs]?(?:small)?matrix|array)\}}(?:\{{[lcr|]*\}})?
+    |\\end\{{(?P<end>[pbBs]?(?:small)?matrix|array)\}}
+    |(?P<row>\\\\)
+    |\\(?P<brace>[{{}}])
+    |\\mathbb\s*\{{?(?P<field>[RZNQC])\}}?
+    |(?P<repeating>\d*\.\d*(?:\\(?:overline|bar)\s*(?:\{{\d+\}}|\d)|\(\d+\)))
+    |(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{{1,3}}(?![\d.a-zA-Z]))?)
+    |\\(?P<command>[a-zA-Z]+)
+    |(?P<letters>[a-zA-Z]+)
+    |(?P<operator>\*\*|[-+*/^_!%'|()\[\]{{}},;:=<>&])
+    """,
+    re.VERBOSE | re.ASCII,
+)
+_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?", re.ASCII)
+_PLAIN_WORDS = {"or": ";", "and": ";", "pi": "pi", "infinity": "infty", "inf": "infty", "infty": "infty"}
+
+
+def tokens(text: str) -> list[Token]:
+    """Tokens of a tidy text. Raises `Unreadable` where a character has no place in an answer."""
+    found: list[Token] = []
+    place, depth, spaced = 0, 0, False
+    while place < len(text):
+        match = (_GROUPED.match(text, place) if depth == 0 else None) or _TOKEN.match(text, place)
+        if match is None or len(found) > MOST_TOKENS:
+            raise Unreadable(text[place : place + 20])
+        place = match.end()
+        if match.re is _GROUPED:
+            new = [Token("number", match.group().replace(",", ""))]
+        elif match.lastgroup == "space":
+            spaced = True
+            continue
+        else:
+            new = _read(match, found, spaced)
+        if new and spaced:
+            new[0] = dataclasses.replace(new[0], spaced=True)
+        for token in new:
+            if token.kind not in ("word", "name"):
+                depth += {"(": 1, "[": 1, "\\{": 1, ")": -1, "]": -1, "\\}": -1}.get(token.text, 0)
+        found += new
+        spaced = False
+    return found
+
+
+def _read(match: re.Match[str], before: list[Token], spaced: bool) -> list[Token]:
+    kind = match.lastgroup or ""
+    text = match.group(kind)
+    if kind in ("number", "repeating"):
+        if sum(map(str.isdigit, text)) > DIGITS:
+            raise Unreadable("digits")
+        return [Token(kind, text)]
+    if kind == "text":
+        return _words(text)
+    if kind == "command":
+        return [_command(text)]
+    if kind == "letters":
+        return _letters(text, before, spaced)
+    if kind in ("begin", "end"):
+        return [Token("matrix", kind)]
+    named = {"row": "\\\\", "brace": "\\" + text, "field": f"field {text}", "operator": "^" if text == "**" else text}
+    return [Token(named[kind], named[kind])]
+
+
+def _command(text: str) -> Token:
+    if text in COMMANDS:
+        return Token("command", {"lg": "log", "abs": "abs"}.get(text, text))
+    if text in OPERATORS:
+        operator = {"lt": "<", "gt": ">", "mid": "|"}.get(text, text)
+        return Token(operator, operator)
+    if text in GREEK:
+        return Token("name", text)
+    raise Unreadable(f"\\{text}")
+
+
+def _words(text: str) -> list[Token]:
+    """What stands in \\text{...}: a separator, a formula after all, or words."""
+    plain = text.strip(" ,;.")
+    if not plain or plain in ("or", "and"):
+        return [Token(";", ";")] if plain or "," in text else []
+    if re.fullmatch(r"\(?[a-zA-Z]\)?", plain) or not re.search("[a-zA-Z]", plain):
+        return tokens(plain)
+    if plain in FUNCTIONS:
+        return [Token("command", plain)]
+    if not re.fullmatch(r"[\w\s.,'()/^-]*", plain, re.ASCII):
+        raise Unreadable(plain[:20])
+    return [Token("word", plain)]
+
+
+def _letters(text: str, before: list[Token], spaced: bool) -> list[Token]:
+    """Letters outside \\text: a function, a separator, a unit, a word, or names multiplied."""
+    if text in FUNCTIONS:
+        return [Token("command", text)]
+    if text in _PLAIN_WORDS:
+        meant = _PLAIN_WORDS[text]
+        return [Token(meant if meant == ";" else "command", meant)]
+    after_value = bool(before) and (before[-1].kind in ("number", "word", "name") or before[-1].text in "})]%")
+    if len(text) >= 4 or (len(text) >= 2 and after_value and spaced and (unit(text) or before[-1].kind == "word")):
+        return [Token("word", text)]
+    if len(text) >= 2 and after_value and unit(text) and before[-1].kind == "number":
+        return [Token("word", text)]
+    if len(text) >= 2 and text.isupper():
+        return [Token("name", text)]
+    return [Token("name", letter) for letter in text]
