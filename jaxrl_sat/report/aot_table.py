@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxrl_sat import cli
 from jaxrl_sat.types import InputError
 
 GIB = 2**30
@@ -88,16 +89,15 @@ COLUMNS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Renew the answers and the page. Returns the exit status."""
+    return cli.exit_status(_run, argv)
+
+
+def _run(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m jaxrl_sat.report.aot_table")
     parser.add_argument("--only", choices=CASES, help="the case to compile (all)")
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of aot.json and aot.md (docs)")
     flags = parser.parse_args(argv)
-    try:
-        _renew(flags.docs, [flags.only] if flags.only else list(CASES))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    _renew(flags.docs, [flags.only] if flags.only else list(CASES))
 
 
 def _renew(docs: Path, names: Sequence[str]) -> None:
