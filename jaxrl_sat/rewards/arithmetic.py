@@ -35,6 +35,15 @@ FUNCTIONS: dict[str, Callable[..., sympy.Expr]] = {
 INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 
 
+def fraction(above: int, below: int) -> sympy.Rational:
+    """above / below, exactly. Raises `Unreadable` where `below` is zero."""
+    if below == 0:
+        raise Unreadable("division by zero")
+    value = sympy.Rational(above, below)
+    assert isinstance(value, sympy.Rational)
+    return value
+
+
 def call(name: str, argument: sympy.Expr) -> sympy.Expr:
     """A function of the list, not evaluated."""
     return FUNCTIONS[name](finite(argument), evaluate=False)

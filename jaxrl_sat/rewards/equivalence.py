@@ -1,4 +1,4 @@
-"""Is what was found the answer? Over what two texts mean; every rule is of both sides alike unless it says otherwise."""
+"""Is what was found the answer? By what the two texts mean; no rule knows which of them is the answer."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def _same_equation(found: Answer, answer: Answer) -> bool:
     if isinstance(found, Equation) and isinstance(answer, Equation):
         if found.name is not None and found.name == answer.name and same(found.right, answer.right):
             return True
-        differences = [_difference(side) for side in (found, answer)]
-        return all(side is not None for side in differences) and numeric.proportional(*differences)  # type: ignore
+        one, other = _difference(found), _difference(answer)
+        return one is not None and other is not None and numeric.proportional(one, other)
     equation, other = (found, answer) if isinstance(found, Equation) else (answer, found)
     assert isinstance(equation, Equation)
     return equation.name is not None and same(equation.right, other)

@@ -16,7 +16,7 @@ import re
 
 from jaxrl_sat.rewards.normalise import trimmed
 
-_TAIL = 20_000
+TAIL = 20_000
 """Characters from the end that are looked at; a final answer stands at the end."""
 _MINUS = str.maketrans({"\u2212": "-", "\u2013": "-"})
 
@@ -51,7 +51,7 @@ def final_answer(response: str) -> str | None:
     thought = response.rfind("</think>")
     if response.rfind("<think>") > thought:
         return None
-    start = max(thought + len("</think>") if thought >= 0 else 0, len(response) - _TAIL)
+    start = max(thought + len("</think>") if thought >= 0 else 0, len(response) - TAIL)
     text = response[start:].translate(_MINUS)
     for find in (_boxed, _hashes, _said, _tagged, _bold, _last_number):
         found = find(text)

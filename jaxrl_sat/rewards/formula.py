@@ -176,7 +176,7 @@ class Formulas:
         if not (above.isdigit() and below.isdigit()) or int(below) == 0 or self.after(used).text == "^":
             return None
         self.place += used
-        return sympy.Rational(int(above), int(below))
+        return arithmetic.fraction(int(above), int(below))
 
     def _in_base(self, digits: str) -> sympy.Expr:
         self.take()
@@ -272,8 +272,8 @@ def decimal(text: str) -> sympy.Rational:
     """An exact fraction of a plain number, a decimal or 1.2e-3."""
     digits, _, exponent = text.lower().partition("e")
     whole, _, fraction = digits.partition(".")
-    value = sympy.Rational(int(f"{whole or '0'}{fraction}"), 10 ** len(fraction))
-    return value * sympy.Integer(10) ** int(exponent or 0)
+    power = int(exponent or 0) - len(fraction)
+    return arithmetic.fraction(int(f"{whole or '0'}{fraction}") * 10 ** max(power, 0), 10 ** max(-power, 0))
 
 
 def repeating(text: str) -> sympy.Rational:
@@ -281,6 +281,5 @@ def repeating(text: str) -> sympy.Rational:
     head, _, tail = text.replace("(", "\\").partition("\\")
     whole, _, fixed = head.partition(".")
     period = "".join(filter(str.isdigit, tail))
-    scale = 10 ** len(fixed)
-    head_value = sympy.Rational(int(f"{whole or '0'}{fixed}"), scale)
-    return head_value + sympy.Rational(int(period), (10 ** len(period) - 1) * scale)
+    nines = 10 ** len(period) - 1
+    return arithmetic.fraction(int(f"{whole or '0'}{fixed}") * nines + int(period), nines * 10 ** len(fixed))

@@ -18,7 +18,9 @@ GREEK = frozenset(
     """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau
     upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell""".split()
 )
-COMMANDS = FUNCTIONS | frozenset("frac binom pi infty emptyset lfloor rfloor lceil rceil langle rangle overline".split())
+COMMANDS = FUNCTIONS | frozenset(
+    "frac binom pi infty emptyset lfloor rfloor lceil rceil langle rangle overline".split()
+)
 OPERATORS = frozenset("le ge ne in cup setminus pm mp degree mid lt gt".split())
 
 

@@ -1,4 +1,4 @@
-"""Spelling that changes no value, taken away (Hendrycks), and what two answers say as text alone: equal, unequal, open."""
+"""Spelling that changes no value, taken away (Hendrycks), and what two answers say as text alone."""
 
 from __future__ import annotations
 

@@ -12,6 +12,9 @@ from typing import Any
 
 import mpmath
 import sympy
+from mpmath.libmp import NoConvergence
+
+from jaxrl_sat.rewards.arithmetic import fraction
 
 FEW, MANY = mpmath.MPContext(), mpmath.MPContext()
 FEW.dps, MANY.dps = 60, 150
@@ -48,7 +51,7 @@ def value(expr: sympy.Basic, point: Mapping[str, sympy.Rational], mp: Any, over_
     arguments = [value(argument, point, mp, over_reals) for argument in expr.args]
     try:
         found = _apply(expr, arguments, mp)
-    except (ValueError, ZeroDivisionError, OverflowError, TypeError, mpmath.libmp.NoConvergence) as error:
+    except (ValueError, ZeroDivisionError, OverflowError, TypeError, NoConvergence) as error:
         raise Undefined(str(error)) from error
     if not mp.isfinite(found) or (found != 0 and abs(mp.mag(found)) > LARGEST):
         raise Undefined(str(expr.func))
@@ -80,8 +83,8 @@ def _apply(expr: sympy.Basic, arguments: list[Number], mp: Any) -> Number:
 
 def _odd_root(exponent: sympy.Basic) -> sympy.Rational | None:
     """p/q with q odd: the real root of a negative number exists."""
-    fraction = isinstance(exponent, sympy.Rational) and not isinstance(exponent, sympy.Integer)
-    return exponent if fraction and exponent.q % 2 else None
+    odd = isinstance(exponent, sympy.Rational) and exponent.q > 1 and exponent.q % 2
+    return exponent if odd and isinstance(exponent, sympy.Rational) else None
 
 
 def same(left: sympy.Expr, right: sympy.Expr) -> bool:
@@ -118,7 +121,7 @@ def _agree(
     right: sympy.Expr,
     equal_at: Callable[[sympy.Expr, sympy.Expr, Mapping[str, sympy.Rational]], bool],
 ) -> bool:
-    names = sorted(symbol.name for symbol in left.free_symbols | right.free_symbols)
+    names = sorted(map(str, left.free_symbols | right.free_symbols))
     if not names:
         try:
             return equal_at(left, right, {})
@@ -144,7 +147,7 @@ def _between(names: list[str]) -> list[dict[str, sympy.Rational]]:
     """Points that are no whole numbers: of either sign, then positive, then below one."""
     rng = random.Random(7)
     ranges = [(-3000, 3000)] * 6 + [(100, 4000)] * 4 + [(50, 950)] * 4
-    return [{name: sympy.Rational(2 * rng.randint(*bounds) + 1, 1999) for name in names} for bounds in ranges]
+    return [{name: fraction(2 * rng.randint(*bounds) + 1, 1999) for name in names} for bounds in ranges]
 
 
 def _whole(names: list[str]) -> list[dict[str, sympy.Rational]]:

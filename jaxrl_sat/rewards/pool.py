@@ -184,7 +184,7 @@ class Pool:
         progress: Callable[[int], None] | None = None,
         stop: threading.Event | None = None,
     ) -> list[Outcome]:
-        """Outcomes of many cases at once. `progress` is told, in any thread, how many are done; `stop` ends it early."""
+        """Outcomes of many cases at once. `progress` is told how many are done, in any thread; `stop` ends it."""
         done = 0
 
         def one(case: tuple[str, str, str]) -> Outcome:

@@ -106,7 +106,7 @@ class _Reader(Formulas):
             operators.append(operator)
             sides.append(self.side())
         if not operators:
-            return sides[0] if not isinstance(sides[0], str) else Words(sides[0])
+            return sides[0]
         if operators == ["in"]:
             name = _name_of(sides[0])
             if name is None:
@@ -116,15 +116,15 @@ class _Reader(Formulas):
             return _equation(sides)
         return _inequality([_expr(side) for side in sides], operators)
 
-    def _named_side(self) -> Answer | str:
-        """A side, or the text of one that is a mere name and stands before =: f(x), words."""
+    def _named_side(self) -> Answer:
+        """A side, or as words one that is a mere name and stands before =: f(x), words."""
         ahead = [self.after(i) for i in range(8)]
         for length, token in enumerate(ahead):
             if token.kind == "=":
                 text = "".join(token.text for token in ahead[:length])
                 if ahead[0].kind == "word" or _FUNCTION_NAME.fullmatch(text):
                     self.place += length
-                    return text
+                    return Words(text)
                 break
         return self.side()
 
@@ -222,26 +222,24 @@ class _Reader(Formulas):
         return text
 
 
-def _name_of(side: Answer | str) -> str | None:
+def _name_of(side: Answer) -> str | None:
     """The name that a side is no more than, None for any other side."""
-    if isinstance(side, str):
-        return side
     if isinstance(side, Words):
         return side.text
     if isinstance(side, Value) and not side.percent:
         factors = sympy.Mul.make_args(side.expr)
         if all(isinstance(factor, sympy.Symbol) for factor in factors):
-            return "".join(sorted(factor.name for factor in factors))
+            return "".join(sorted(map(str, factors)))
     return None
 
 
-def _expr(side: Answer | str) -> sympy.Expr:
+def _expr(side: Answer) -> sympy.Expr:
     if not isinstance(side, Value):
         raise Unreadable("side of a relation")
     return side.expr / 100 if side.percent else side.expr
 
 
-def _equation(sides: list[Answer | str]) -> Answer:
+def _equation(sides: list[Answer]) -> Answer:
     """a = b, or a chain whose members must all have the value of the last; of numbers, that value."""
     name = _name_of(sides[0])
     values = sides[1:] if name is not None else sides
@@ -249,21 +247,19 @@ def _equation(sides: list[Answer | str]) -> Answer:
     if len(values) > 1 and not (name is None and len(values) == 2 and _expr_of_variables(values)):
         if not all(numeric.same(_expr(value), _expr(last)) for value in values[:-1]):
             raise Unreadable("unequal")
-        return Equation(None, last, name) if name is not None and not isinstance(last, str) else last
-    if isinstance(last, str):
-        raise Unreadable("side of an equation")
+        return Equation(None, last, name) if name is not None else last
     left = sides[0].expr if isinstance(sides[0], Value) else None
     return Equation(left, last, name)
 
 
-def _expr_of_variables(values: list[Answer | str]) -> bool:
+def _expr_of_variables(values: list[Answer]) -> bool:
     return any(_expr(value).free_symbols for value in values)
 
 
 def _inequality(sides: list[sympy.Expr], operators: list[str]) -> Answer:
     """Values of one variable between numbers as reals, anything else as differences above zero."""
     if operators == ["ne"] and isinstance(sides[0], sympy.Symbol) and not sides[1].free_symbols:
-        return reals.all_but(sides[0].name, sides[1])
+        return reals.all_but(str(sides[0]), sides[1])
     if any(operator not in _TURNED for operator in operators):
         raise Unreadable("mixed relations")
     if len({operator in ("<", "le") for operator in operators}) != 1:

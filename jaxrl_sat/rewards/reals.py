@@ -84,7 +84,7 @@ def between(sides: Sequence[sympy.Expr], closed: Sequence[bool]) -> Reals | None
     low, low_closed = (sides[place - 1], closed[place - 1]) if place else (-sympy.oo, False)
     high, high_closed = (sides[place + 1], closed[place]) if place + 1 < len(sides) else (sympy.oo, False)
     closed_low, closed_high = low_closed and low != -sympy.oo, high_closed and high != sympy.oo
-    return _ordered([Piece(low, high, closed_low, closed_high)], sides[place].name)
+    return _ordered([Piece(low, high, closed_low, closed_high)], str(sides[place]))
 
 
 def _ordered(pieces: Sequence[Piece], name: str | None = None) -> Reals:

@@ -1,4 +1,4 @@
-"""Rewards of responses: their final answers found, compared as text here, and read as mathematics by a pool of workers."""
+"""Rewards of responses: final answers found, compared as text here, and read as mathematics by a pool of workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from jaxrl_sat.rewards.extract import final_answer
+from jaxrl_sat.rewards.extract import TAIL, final_answer
 from jaxrl_sat.rewards.normalise import LONGEST, as_text, tidy
 from jaxrl_sat.rewards.pool import Outcome, Pool
 
@@ -71,7 +71,7 @@ def _case(response: str, answer: str) -> Outcome | tuple[str, str, str]:
     if not isinstance(response, str) or not isinstance(answer, str):
         return Outcome.WRONG
     found = final_answer(response)
-    if found is None:
+    if found is None or len(answer) > TAIL:
         return Outcome.WRONG
     found, answer = tidy(found), tidy(answer)
     equal = as_text(found, answer)

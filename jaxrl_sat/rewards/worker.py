@@ -1,7 +1,7 @@
 """One worker of the pool: python -m jaxrl_sat.rewards.worker reads answers on its input and says which are the same.
 
-A line in is a JSON list [question, found, answer]; a line out is "right" or "wrong". A case over its time or memory ends
-the process; whoever asked sees the pipe close.
+A line in is a JSON list [question, found, answer]; a line out is "right" or "wrong". A case over its time or memory
+ends the process; whoever asked sees the pipe close.
 """
 
 from __future__ import annotations
