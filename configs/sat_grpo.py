@@ -51,6 +51,7 @@ def _cpu() -> Any:
             "recompute_prompt_cache": False,
         }
     )
+    config.sampler.update({"engines": 1, "order": "fifo"})
     config.pipeline = ConfigDict({"mode": "interval", "lag": 1})
     # The recipe's own values (--dry-run shows them), but for those set here; one that it does not have is refused.
     config.objective = ConfigDict()
@@ -111,9 +112,9 @@ def _tpu() -> Any:
     """The papers' setting: Qwen3-30B-A3B, 256 prompts x 16 responses, 32k tokens with the prompt."""
     config = _gpu()
     config.updates = 544
+    config.model.excess_precision = True  # what every rounding would cost a TPU has not been measured
     config.data.update({"prompts_per_update": 256, "max_prompt_tokens": 2048})
     config.sampler.update({"group_size": 16, "max_response_tokens": 30720, "slots": 256})
-    config.model.excess_precision = True  # what every rounding would cost a TPU has not been measured
     config.learner.update({"row_tokens": 32768, "microbatch_rows": 64})
     config.mesh.trainer.update({"data": 1, "fsdp": 64, "expert": 1, "tensor": 1})
     config.mesh.sampler.update({"data": 16, "expert": 2, "tensor": 2})

@@ -46,8 +46,8 @@ class ModelSource:
 
     path: str
     dtype: Dtype
-
     excess_precision: bool
+
 
 @dataclasses.dataclass(frozen=True)
 class Data:
@@ -60,17 +60,18 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """`slots`: responses decoded at once. `topk`: log-probs recorded a token, at most the vocabulary.
+    """`engines`: so many, each on devices of its own, share the requests of a batch (serving has --workers).
 
+    `slots`: responses that each decodes at once. `order`: a free slot is the oldest request's, or its that has most or
+    fewest tokens, prompt and room for a response together. `topk`: log-probs recorded a token, at most the vocabulary.
     `top_p`: probability that the words drawn from have together (1: all words); evaluations have it too, at their own
     temperature. `nucleus`: most words it may take, at most the vocabulary; all of them are recorded with the token.
-    `dtype`: of the sampler's weights, cast when they are handed over; `cache_dtype`: of its keys and values.
-    `quantise`: what its layers multiply in; weights are quantised once, when they are handed over.
-    `score`: log-probs at the sampling weights are computed there, by the trainer's forward pass, before the update
-    takes the batch; without it the trainer computes them, where the objective needs them.
-    `steps_per_dispatch`: tokens that each slot is sampled before the host looks at them. `prefill_chunk`: tokens of the
-    pieces that longer prompts are read in; 0 reads each whole. `prefix_cache_bytes`: of pieces kept for prompts that
-    begin with the same text, until the weights change, or beyond that with `keep_cache_at_swap`.
+    `dtype`: of its weights, cast at the handover; `cache_dtype`: of its keys and values. `quantise`: what its layers
+    multiply in, weights quantised once, at the handover. `score`: log-probs at the sampling weights are computed there,
+    by the trainer's forward pass, before the update takes the batch; else by the trainer, where the objective needs
+    them. `steps_per_dispatch`: tokens that each slot is sampled before the host looks at them. `prefill_chunk`: tokens
+    of the pieces that longer prompts are read in; 0 reads each whole. `prefix_cache_bytes`: of pieces kept for prompts
+    that begin with the same text, until the weights change, or beyond that with `keep_cache_at_swap`.
     `recompute_prompt_cache`: where weights change under way, what was read by others is read again.
     """
 
@@ -80,7 +81,9 @@ class Sampler:
     nucleus: Count
     max_response_tokens: Annotated[int, Range(2, 10**6)]
     topk: Count
+    engines: Count
     slots: Count
+    order: Literal["fifo", "longest", "shortest"]
     dtype: Dtype
     cache_dtype: CacheDtype
     quantise: Numerics
@@ -347,9 +350,8 @@ def _resolve(recipe: str, given: Objective) -> Objective:
     takes = inspect.signature(RECIPES[recipe]).parameters
     for key, value in _set(given).items():
         if key not in takes:
-            raise InputError(
-                f"objective.{key}: {value!r}, but recipe {recipe!r} takes no {key}; allowed: {', '.join(takes)}"
-            )
+            but = f"recipe {recipe!r} takes no {key}"
+            raise InputError(f"objective.{key}: {value!r}, but {but}; allowed: {', '.join(takes)}")
     hints = dict(schema.flat_keys(Objective))
     defaults = {key: parameter.default for key, parameter in takes.items() if parameter.default is not None}
     own = {key: schema.plain(hints[key])[0](default) for key, default in defaults.items()}
@@ -369,7 +371,7 @@ def _check_together(run: RunConfig) -> None:
             f"learner.row_tokens: {run.learner.row_tokens}; allowed: {longest} or more "
             "(data.max_prompt_tokens + sampler.max_response_tokens, since a response never crosses rows)"
         )
-    axes = run.mesh.trainer
+    axes, chunk, kept = run.mesh.trainer, run.sampler.prefill_chunk, run.sampler.prefix_cache_bytes
     shards = axes.data * axes.fsdp * axes.expert
     if run.learner.microbatch_rows % shards:
         raise InputError(
@@ -386,15 +388,11 @@ def _check_together(run: RunConfig) -> None:
             f"loss.overlong_buffer: {run.loss.overlong_buffer}; allowed: at most {run.sampler.max_response_tokens} "
             "(sampler.max_response_tokens, of which it is the end)"
         )
-    chunk, kept = run.sampler.prefill_chunk, run.sampler.prefix_cache_bytes
     if chunk and (chunk < 16 or chunk & (chunk - 1)):
-        raise InputError(
-            f"sampler.prefill_chunk: {chunk}; allowed: 0, which reads prompts whole, or powers of two from 16"
-        )
+        allowed = "0, which reads prompts whole, or powers of two from 16"
+        raise InputError(f"sampler.prefill_chunk: {chunk}; allowed: {allowed}")
     if kept and not chunk:
         raise InputError(f"sampler.prefix_cache_bytes: {kept}; allowed: 0 where sampler.prefill_chunk is 0")
     if run.sampler.slots % run.mesh.sampler.data:
-        raise InputError(
-            f"sampler.slots: {run.sampler.slots}; allowed: a multiple of {run.mesh.sampler.data} "
-            "(mesh.sampler.data, over which slots are spread)"
-        )
+        allowed = f"a multiple of {run.mesh.sampler.data} (mesh.sampler.data, over which slots are spread)"
+        raise InputError(f"sampler.slots: {run.sampler.slots}; allowed: {allowed}")

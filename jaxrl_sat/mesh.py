@@ -55,11 +55,21 @@ RULES: Mapping[str, Rules] = {"trainer": TRAINER_RULES, "sampler": SAMPLER_RULES
 
 @dataclasses.dataclass(frozen=True)
 class Meshes:
-    """Both meshes. `colocated`: they are the same device, so training and sampling take turns."""
+    """The trainer's mesh and those of the samplers, the first one's and the others'.
+
+    `colocated`: trainer and sampler are the same device, so training and sampling take turns.
+    """
 
     trainer: Mesh
     sampler: Mesh
     colocated: bool
+    other_samplers: tuple[Mesh, ...] = ()
+
+    @property
+    def of_engines(self) -> list[Meshes]:
+        """What each engine has of them: the trainer's mesh, and its own as the sampler's."""
+        samplers = (self.sampler, *self.other_samplers)
+        return [dataclasses.replace(self, sampler=one, other_samplers=()) for one in samplers]
 
     @property
     def trainer_layout(self) -> Layout:
@@ -78,8 +88,13 @@ def axes(config: RunConfig) -> dict[str, dict[str, int]]:
 
 
 def devices_wanted(config: RunConfig) -> int:
-    """Devices of both meshes together."""
-    return sum(math.prod(sizes.values()) for sizes in axes(config).values())
+    """Devices of the trainer and of all samplers together."""
+    return math.prod(axes(config)["trainer"].values()) + sampling_devices(config, config.sampler.engines)
+
+
+def sampling_devices(config: RunConfig, engines: int) -> int:
+    """Devices of so many samplers."""
+    return engines * math.prod(axes(config)["sampler"].values())
 
 
 def make_meshes(config: RunConfig, devices: Sequence[Any]) -> Meshes:
@@ -87,21 +102,24 @@ def make_meshes(config: RunConfig, devices: Sequence[Any]) -> Meshes:
 
     Raises `InputError` where there are too few.
     """
-    sizes, wanted = axes(config), devices_wanted(config)
-    first = math.prod(sizes["trainer"].values())
+    sizes, wanted, engines = axes(config)["trainer"], devices_wanted(config), config.sampler.engines
+    first = math.prod(sizes.values())
     colocated = wanted == 2 and len(devices) == 1
     if len(devices) < wanted and not colocated:
         either = " (or 1 device, shared in turns)" if wanted == 2 else ""
+        keys, several = ("sampler.engines, ", f" by {engines} sampler.engines") if engines > 1 else ("", "")
         raise InputError(
-            f"mesh: {first} devices to train and {wanted - first} to sample, {len(devices)} found; "
-            f"allowed: {wanted} or more devices{either}, or smaller mesh.trainer and mesh.sampler sizes"
+            f"mesh: {first} devices to train and {wanted - first} to sample{several}, {len(devices)} found; "
+            f"allowed: {wanted} or more devices{either}, or smaller {keys}mesh.trainer and mesh.sampler sizes"
         )
-    start = 0 if colocated else first
-    return Meshes(
-        device_mesh("trainer", sizes["trainer"], devices[:first]),
-        device_mesh("sampler", sizes["sampler"], devices[start:][: wanted - first]),
-        colocated,
-    )
+    sampler, *others = sampler_meshes(config, devices[0 if colocated else first :], engines)
+    return Meshes(device_mesh("trainer", sizes, devices[:first]), sampler, colocated, tuple(others))
+
+
+def sampler_meshes(config: RunConfig, devices: Sequence[Any], engines: int) -> list[Mesh]:
+    """The meshes of so many samplers on disjoint devices, the first of `devices`, which have to be enough."""
+    sizes, each = axes(config)["sampler"], sampling_devices(config, 1)
+    return [device_mesh("sampler", sizes, devices[i * each : (i + 1) * each]) for i in range(engines)]
 
 
 def device_mesh(side: str, sizes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:

@@ -100,21 +100,29 @@ def make_engine(
     )
 
 
+def make_fleet(
+    config: RunConfig, model_config: model.ModelConfig, meshes: mesh.Meshes, stop_ids: tuple[int, ...]
+) -> sampler.Fleet:
+    """All sampling engines of a configuration, each on its mesh."""
+    engines = tuple(make_engine(config, model_config, one, stop_ids) for one in meshes.of_engines)
+    return sampler.Fleet(engines, config.sampler.order)
+
+
 def packed_rows(config: RunConfig, objective: PolicyLoss, rollouts: Sequence[Rollout], advantage: np.ndarray) -> Batch:
     """The rollouts in rows; which row each is in does not hang on its advantage."""
     records = config_lib.records_read(config, objective)
     return packing.pack(rollouts, advantage, config.learner.row_tokens, config.learner.microbatch_rows, records)
 
 
-def sampled_by(store: WeightStore[sampler.Weights], packed: Batch) -> dict[int, Params]:
+def sampled_by(store: WeightStore[sampler.FleetWeights], packed: Batch) -> dict[int, Params]:
     """The parameters that sampled the tokens of a batch, by version."""
     return {int(v): store.trainer_params(int(v)) for v in np.unique(packed.versions[packed.mask])}
 
 
 def make_score(
-    config: RunConfig, learner: Learner, meshes: mesh.Meshes, store: WeightStore[sampler.Weights]
+    config: RunConfig, learner: Learner, meshes: mesh.Meshes, store: WeightStore[sampler.FleetWeights]
 ) -> Callable[[list[Rollout]], np.ndarray]:
-    """Log-probs of rollouts in packed rows, by the trainer's forward pass on the sampler's mesh."""
+    """Log-probs of rollouts in packed rows, by the trainer's forward pass on the (first) sampler's mesh."""
     execution = dataclasses.replace(learner.settings.execution, layout=meshes.sampler_layout)
     scorer = Scorer(dataclasses.replace(learner.settings, execution=execution))
 

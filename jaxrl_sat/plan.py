@@ -27,6 +27,13 @@ from jaxrl_sat.types import Prompt
 SHOWN = 12
 """Updates of the lag schedule that are written out."""
 
+TURNS = {
+    "fifo": "the oldest request",
+    "longest": "the request with most prompt tokens and room for a response",
+    "shortest": "the request with fewest prompt tokens and room for a response",
+}
+"""`sampler.order` in words."""
+
 
 def render(config: RunConfig, preset: str) -> str:
     """The resolved config, the meshes and the plan as one JSON document. Raises `InputError` as the run would."""
@@ -42,13 +49,15 @@ def render(config: RunConfig, preset: str) -> str:
 
 
 def meshes(config: RunConfig) -> dict[str, Any]:
-    """Axes and devices of both meshes; whether one device will do."""
+    """Axes and devices of both meshes, and of each engine where several sample; whether one device will do."""
     axes, wanted = mesh.axes(config), mesh.devices_wanted(config)
     sizes = {name: math.prod(axes[name].values()) for name in axes}
     shared = "both share it in turns" if wanted == 2 else "not enough"
+    firsts = range(sizes["trainer"], wanted, sizes["sampler"])
+    each = [f"{first} to {first + sizes['sampler'] - 1}" for first in firsts]
     return {
         "trainer": {"axes": axes["trainer"], "devices": f"0 to {sizes['trainer'] - 1}"},
-        "sampler": {"axes": axes["sampler"], "devices": f"{sizes['trainer']} to {wanted - 1}"},
+        "sampler": {"axes": axes["sampler"], "devices": f"{sizes['trainer']} to {wanted - 1}", "engines": each},
         "devices wanted": wanted,
         "with a single device": shared,
     }
@@ -65,6 +74,7 @@ def plan(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
             "layers with experts": model_config.num_sparse_layers,
             "parameters": sum(math.prod(array.shape) for array in parameters),
             "bytes": copy,
+            "roundings to bfloat16": "some left out" if config.model.excess_precision else "all",
             "longest sequence": config.data.max_prompt_tokens + config.sampler.max_response_tokens,
             "positions it knows": model_config.max_position_embeddings,
         },
@@ -74,7 +84,6 @@ def plan(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
         "lag": _lag(config),
         "evaluation": _evaluation(config),
         "steps": _steps(config),
-            "roundings to bfloat16": "some left out" if config.model.excess_precision else "all",
         "memory": _memory(config, model_config, copy),
         "seeds": _seeds(config),
     }
@@ -110,7 +119,8 @@ def _rollouts(config: RunConfig, model_config: model.ModelConfig) -> dict[str, A
         "prefilled tokens an update at most": config.data.prompts_per_update * config.data.max_prompt_tokens,
         "tokens of a slot a dispatch": config.sampler.steps_per_dispatch,
         "prompts are read": _reading(config),
-        "responses a slot": round(responses / config.sampler.slots, 3),
+        "responses a slot": round(responses / (config.sampler.engines * config.sampler.slots), 3),
+        "a free slot is given to": TURNS[config.sampler.order],
         "log-probs recorded a token": topk,
         "words of a nucleus at most": nucleus,
         "record bytes a token at most": record,
@@ -234,7 +244,7 @@ def _memory(config: RunConfig, model_config: model.ModelConfig, copy: int) -> di
     # While a version is handed over it stands on the sampler once more, as it comes from the trainer.
     sampled = versions * _bytes(jax.eval_shape(lambda tree: model.decode_params(tree, *handed), params)) + copy
     reference = copy if config.loss.kl_coef else 0
-    sampler = config.mesh.sampler
+    sampler, engines = config.mesh.sampler, config.sampler.engines
     # A prompt takes a bucket in the cache: the next power of two, from 16.
     length = max(16, 1 << (config.data.max_prompt_tokens - 1).bit_length()) + config.sampler.max_response_tokens
     cache_bytes = _bytes(
@@ -259,9 +269,9 @@ def _memory(config: RunConfig, model_config: model.ModelConfig, copy: int) -> di
         "reference policy": reference,
         "trainer's copies of the versions in flight": versions * copy,
         "trainer, a device": math.ceil(state * _share(config, model_config, "trainer")),
-        "sampler's copies of the versions in flight": sampled,
-        "sampler's cache": cache_bytes,
-        "sampler's cache of shared beginnings": shared_bytes,
+        "sampler's copies of the versions in flight": engines * sampled,
+        "sampler's cache": engines * cache_bytes,
+        "sampler's cache of shared beginnings": engines * shared_bytes,
         "sampler, a device": math.ceil(
             sampled * _share(config, model_config, "sampler")
             + cache_bytes / (sampler.data * sampler.tensor)

@@ -37,7 +37,7 @@ from jaxrl_sat.pipeline.handoff import WeightStore
 from jaxrl_sat.pipeline.staleness import measured as measured_staleness
 from jaxrl_sat.report import curves
 from jaxrl_sat.schedule import due
-from jaxrl_sat.types import Params, Prompt, Request, Rollout, TrainState
+from jaxrl_sat.types import InputError, Params, Prompt, Request, Rollout, TrainState
 from jaxrl_sat.workdir import check_same_run, claimed, record_config
 
 
@@ -93,8 +93,8 @@ class Run:
     eval_prompts: dict[str, list[Prompt]]
     learner: Learner
     ref_params: Params
-    store: WeightStore[sampler.Weights]
-    engine: sampler.RolloutEngine
+    store: WeightStore[sampler.FleetWeights]
+    fleet: sampler.Fleet
     sampler: sampler.SamplerThread
     checkpoints: Checkpointer
     device_lock: contextlib.AbstractContextManager[Any]
@@ -119,9 +119,9 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
         sources.model_address(config.model.path), config.model.dtype, learner.scorer.param_shardings
     )
     state, versions = restore_or_init(learner, checkpoints, config, params)
-    engine = parts.make_engine(config, model_config, meshes, tokenizer.eos_ids)
+    fleet = parts.make_fleet(config, model_config, meshes, tokenizer.eos_ids)
 
-    store = WeightStore(config.pipeline.mode, config.pipeline.lag, engine.load_params)
+    store = WeightStore(config.pipeline.mode, config.pipeline.lag, fleet.load_params)
     for version in sorted(versions):
         store.publish(versions[version], version)
 
@@ -130,7 +130,7 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
 
     device_lock = threading.Lock() if meshes.colocated else contextlib.nullcontext()
     thread = sampler.SamplerThread(
-        engine,
+        fleet,
         store.weights,
         lambda update: lag.behaviour_version(config.pipeline.mode, config.pipeline.lag, update),
         requests_for,
@@ -138,10 +138,24 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
         stop=config.updates,
         capacity=lag.batches_ahead(config.pipeline.mode, config.pipeline.lag),
         device_lock=device_lock,
+        generate=sampler.Fleet.generate,
         score=parts.make_score(config, learner, meshes, store) if config.sampler.score else None,
     )
-    run = Run(config, folder, tokenizer, held_out, learner, params, store, engine, thread, checkpoints, device_lock)
+    run = Run(config, folder, tokenizer, held_out, learner, params, store, fleet, thread, checkpoints, device_lock)
     return run, state
+
+
+def hand_over(run: Run, params: Params, step: int) -> None:
+    """Give the sampler the weights after `step` updates, wherever the schedule uses them, and wait until it has them.
+
+    Raises `InputError`, and the sampler keeps what it had, where one of them is not finite.
+    """
+    try:
+        weights = run.store.publish(params, step)
+    except InputError as error:
+        newest = run.checkpoints.latest() or 0
+        raise InputError(f"update {step}: {error}; the same command goes on from update {newest}") from error
+    jax.block_until_ready(weights.decode_params if weights else None)
 
 
 def evaluation(run: Run, params: Params, step: int, stop: StopSignal) -> dict[str, float]:
@@ -150,7 +164,7 @@ def evaluation(run: Run, params: Params, step: int, stop: StopSignal) -> dict[st
     weights = run.store.weights(step)
     if weights is None:
         with run.device_lock:
-            weights = run.engine.load_params(params, step)
+            weights = run.fleet.load_params(params, step)
     found = {}
     for name, prompts in run.eval_prompts.items():
         wanted = requests.evaluation_requests(prompts, samples, run.config.seed)
@@ -211,7 +225,8 @@ def modelled_lag(config: RunConfig, rollouts: Sequence[Rollout], generate_s: flo
     for rollout in rollouts:
         groups.setdefault(rollout.request.group, []).append(len(rollout.tokens))
     queue = lag.batches_ahead(config.pipeline.mode, config.pipeline.lag) * len(rollouts)
-    return measured_staleness(list(groups.values()), generate_s, train_s, config.sampler.slots, len(rollouts), queue)
+    slots = config.sampler.engines * config.sampler.slots
+    return measured_staleness(list(groups.values()), generate_s, train_s, slots, len(rollouts), queue)
 
 
 def readable(
@@ -259,8 +274,7 @@ def loop(run: Run, state: TrainState, log: metrics.Log, stop: StopSignal, owed: 
             learning = time.perf_counter()
             state, learned, advantage = learn(run, state, taken, scores, step in look)
             publishing = time.perf_counter()
-            weights = run.store.publish(state.params, step)
-            jax.block_until_ready(weights.decode_params if weights else None)
+            hand_over(run, state.params, step)
         run.sampler.notify()
         ended = time.perf_counter()
 
@@ -273,6 +287,7 @@ def loop(run: Run, state: TrainState, log: metrics.Log, stop: StopSignal, owed: 
             "time/rollout_wait_s": learning - began,
             "time/handoff_s": ended - publishing,
             "time/score_s": taken.score_s,
+            "time/sampler_compilations": run.fleet.compilations,
         }
         if step in show:
             records = readable(run, step, taken.rollouts, scores, advantage)

@@ -36,6 +36,34 @@ def test_one_device_does_both_in_turns() -> None:
     assert meshes.trainer.devices.flat[0] is meshes.sampler.devices.flat[0]
 
 
+def several(engines: int) -> RunConfig:
+    """One device trains; each engine samples on two."""
+    config = flagship()
+    config.sampler.engines = engines
+    config.mesh.sampler.tensor = 2
+    return from_config_dict(config)
+
+
+def test_engines_sample_on_devices_of_their_own() -> None:
+    config = several(3)
+    assert (mesh.devices_wanted(config), mesh.sampling_devices(config, 2)) == (7, 4)
+    each = mesh.make_meshes(config, jax.devices()).of_engines
+    assert [[device.id for device in one.sampler.devices.flat] for one in each] == [[1, 2], [3, 4], [5, 6]]
+    assert all(one.trainer is each[0].trainer and not one.other_samplers for one in each)
+    [alone] = mesh.make_meshes(run(), jax.devices()).of_engines
+    assert [device.id for device in alone.sampler.devices.flat] == [1]
+
+
+def test_engines_that_do_not_fit_are_named() -> None:
+    message = (
+        r"^mesh: 1 devices to train and 8 to sample by 4 sampler\.engines, 8 found; allowed: 9 or more devices, or"
+    )
+    with pytest.raises(
+        InputError, match=message + r" smaller sampler\.engines, mesh\.trainer and mesh\.sampler sizes$"
+    ):
+        mesh.make_meshes(several(4), jax.devices())
+
+
 @pytest.mark.parametrize(("sizes", "found"), [({"fsdp": 4}, 4), ({"fsdp": 2}, 1), ({"data": 2, "tensor": 2}, 2)])
 def test_too_few_devices(sizes: dict[str, int], found: int) -> None:
     with pytest.raises(InputError, match=f"{found} found; allowed: {sum([*_product(sizes), 1])} or more devices"):

@@ -88,6 +88,22 @@ def test_memory(tmp_path: Path) -> None:
     assert facts["memory"]["sampler's cache"] == 2 * 2 * 8 * 24 * 2 * 8 * 4
 
 
+def test_engines(tmp_path: Path) -> None:
+    config: Any = small(model_folder(tmp_path))
+    config.sampler.update({"engines": 3, "order": "longest"})
+    config.mesh.sampler.tensor = 2
+    devices = plan.meshes(from_config_dict(config))
+    assert devices["sampler"]["devices"] == "1 to 6" and devices["devices wanted"] == 7
+    assert devices["sampler"]["engines"] == ["1 to 2", "3 to 4", "5 to 6"]
+    one, three = planned(tmp_path), planned(tmp_path, sampler__engines=3, sampler__order="longest")
+    assert (one["rollouts"]["responses a slot"], three["rollouts"]["responses a slot"]) == (32, 10.667)
+    assert one["rollouts"]["a free slot is given to"] == "the oldest request"
+    assert three["rollouts"]["a free slot is given to"].startswith("the request with most prompt tokens")
+    for name in ("sampler's cache", "sampler's copies of the versions in flight"):
+        assert three["memory"][name] == 3 * one["memory"][name]
+    assert three["memory"]["sampler, a device"] == one["memory"]["sampler, a device"]
+
+
 def test_memory_of_bfloat16_parameters(tmp_path: Path) -> None:
     wide = planned(tmp_path)
     narrow = planned(tmp_path, model__dtype="bfloat16", optimizer__master_copy=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_sat import embedded, model, train
+from jaxrl_sat import embedded, main, model, sampler, train
 from jaxrl_sat.config import from_config_dict
 from jaxrl_sat.types import InputError
 from tests.run_configs import CONFIGS, flagship
@@ -42,7 +43,7 @@ SMALL: dict[str, Any] = {
 NAMES = """reward/mean train/loss train/grad_norm train/entropy train/skipped staleness/abs_d_mean staleness/abs_d_max
 staleness/var_d staleness/k3 staleness/is_deviation staleness/lag_mean staleness/lag_max clip/fraction sat/q
 sat/gate_rate sat/newly_clipped_fraction kl/ref rollout/length_mean rollout/truncated rollout/tokens_per_s
-train/tokens_per_s time/step_s time/rollout_wait_s time/handoff_s""".split()
+train/tokens_per_s time/step_s time/rollout_wait_s time/handoff_s time/sampler_compilations""".split()
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +106,7 @@ def test_run_leaves_what_the_design_names(tmp_path, model_folder):
         assert set(NAMES) <= set(record), set(NAMES) - set(record)
         assert ("eval/arithmetic/avg_at_2" in record) == (record["step"] % 2 == 0)
     assert [r["staleness/lag_mean"] for r in records[1:]] == [0, 1, 2, 1]
+    assert len({r["time/sampler_compilations"] for r in records[1:]}) == 1
     assert records[1]["staleness/abs_d_max"] < 1e-4  # the first batch is on-policy
     assert min(r["staleness/abs_d_mean"] for r in records[2:]) > 1e-4
     assert {p.name for p in tmp_path.iterdir()} >= {
@@ -143,6 +145,51 @@ def test_log_probs_scored_by_the_sampler_are_the_trainers_own(tmp_path, model_fo
     assert timeless(scored) == timeless(trainer)
     assert [r["time/score_s"] > 0 for r in scored] == [True] * 3
     assert scored[0]["staleness/abs_policy_mean"] == 0 < scored[2]["staleness/abs_policy_mean"]
+
+
+@pytest.mark.slow
+def test_several_engines_sample_what_one_does(tmp_path, model_folder, monkeypatch):
+    """Through the command: the same run to the last bit, log-probs scored on the sampler included."""
+    settings = {"pipeline.mode": "fixed", "pipeline.lag": 1, "updates": 3, "sampler.score": True}
+    one = run(tmp_path / "one", model_folder, **{key.replace(".", "__"): value for key, value in settings.items()})
+    at_work, advance = set(), sampler.RolloutEngine.advance
+
+    def noted(self: sampler.RolloutEngine, *arguments: Any) -> Any:
+        at_work.add(self.mesh.devices.item().id)
+        return advance(self, *arguments)
+
+    monkeypatch.setattr(sampler.RolloutEngine, "advance", noted)
+    changes = SMALL | settings | {"model.path": model_folder, "sampler.engines": 2, "sampler.order": "longest"}
+    flags = [f"--config.{key}={value}" for key, value in changes.items()]
+    folder = tmp_path / "several"
+    assert main.main([f"--config={CONFIGS / 'sat_grpo.py'}:cpu", f"--workdir={folder}", *flags]) == 0
+    several = read(folder)
+    assert timeless(several) == timeless(one)
+    assert [r["staleness/lag_mean"] for r in several[1:]] == [0, 1, 1]
+    assert at_work == {1, 2}
+    texts = [(path / "rollouts" / "update_000002.jsonl").read_text() for path in (tmp_path / "one", folder)]
+    assert texts[0] == texts[1]
+
+
+def test_weights_that_are_not_finite_end_the_run_by_name(tmp_path, model_folder, monkeypatch):
+    """The sampler never gets them, and what was saved before stays."""
+    learn = train.learn
+
+    def poisoned(run: Any, state: Any, *rest: Any) -> Any:
+        new, *others = learn(run, state, *rest)
+        if int(new.step) == 3:
+            new = dataclasses.replace(
+                new, params=new.params | {"embedding": new.params["embedding"].at[0, 0].set(np.nan)}
+            )
+        return new, *others
+
+    monkeypatch.setattr(train, "learn", poisoned)
+    with pytest.raises(InputError) as caught:
+        run(tmp_path, model_folder, pipeline__lag=1, eval__every=0)
+    message = "update 3: weights of version 3: embedding not finite; finite numbers alone allowed"
+    assert str(caught.value) == f"{message}; the same command goes on from update 2"
+    assert [r["step"] for r in read(tmp_path)] == [1, 2]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
 
 
 def test_fixed_lag_resumes_to_the_same_numbers(tmp_path, model_folder):

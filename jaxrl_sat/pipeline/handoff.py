@@ -20,8 +20,9 @@ W = TypeVar("W")
 class WeightStore(Generic[W]):
     """Parameter versions in flight. Safe to read from the sampler's thread while the trainer publishes.
 
-    `transfer(params, version)` moves parameters to the sampler's devices in the sampler's layout. The trainer's copies
-    are held too: they are what log-probs are recomputed with and what a resumed run samples with.
+    `transfer(params, version)` moves parameters to the sampler's devices in the sampler's layout; where it raises, what
+    is in flight stays as it was. The trainer's copies are held too: they are what log-probs are recomputed with and
+    what a resumed run samples with.
     """
 
     def __init__(self, mode: str, lag_updates: int, transfer: Callable[[Params, int], W]):

@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from jaxrl_sat import cli, config, devices
+from jaxrl_sat import cli, config, devices, mesh
 from jaxrl_sat.serving import settings as settings_lib
 from jaxrl_sat.types import InputError
 
@@ -41,7 +41,7 @@ def _serve(settings: settings_lib.Settings, source: cli.Source, listening: socke
     for name, level in (("jax", logging.WARNING), ("absl", logging.ERROR)):
         logging.getLogger(name).setLevel(level)
     source = without_data(source)
-    wanted = lambda run: build.devices_wanted(run, settings.engines)  # noqa: E731
+    wanted = lambda run: mesh.sampling_devices(run, settings.engines)  # noqa: E731
     preset, found = devices.preset_of(source, wanted)
     run = config.from_config_dict(cli.load(source, preset))
     print(f"preset {preset}: {found}", flush=True)

@@ -43,6 +43,7 @@ class Health:
     hung: tuple[int, ...]
     steps: int  # dispatched so far, of all engines
     tokens: int  # filed so far
+    compilations: int  # programs compiled so far, of all engines
     error: str | None  # what ended the service, if anything did
 
 
@@ -191,6 +192,7 @@ class SamplerService:
                 hung=tuple(i for i, thread in enumerate(self._threads) if self._overdue(thread)),
                 steps=sum(one.steps for one in slots),
                 tokens=sum(one.tokens for one in slots),
+                compilations=sum(sum(thread.engine.compilations.values()) for thread in self._threads),
                 error=None if self._error is None else text_of(self._error),
             )
 
@@ -240,11 +242,10 @@ class SamplerService:
 
     def _share(self, thread: EngineThread[Ticket]) -> int:
         """How many waiting requests an engine may take now: its part of all free slots, at least one."""
-        free = thread.slots.free
-        if not free or not len(self._waiting) or thread.pending is not None or len(self._unread) >= self._output_limit:
+        if thread.pending is not None or len(self._unread) >= self._output_limit:
             return 0
         everywhere = sum(one.slots.free for one in self._threads if one.pending is None)
-        return min(free, -(-len(self._waiting) * free // everywhere))
+        return self._waiting.share(thread.slots.free, everywhere)
 
     def _settle(self, outcomes: list[Outcome[Ticket]]) -> None:
         """Tell each ticket, once, how it ended."""

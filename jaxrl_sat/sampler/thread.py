@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_sat.sampler import worker
-from jaxrl_sat.sampler.weights import Weights
+from jaxrl_sat.sampler.weights import FleetWeights, Weights
 from jaxrl_sat.types import Request, Rollout
 
 POLL_SECONDS = 0.2
@@ -44,7 +44,7 @@ class RolloutBatch:
 class _Job:
     """An evaluation asked for; `finished` once it has rollouts or an error."""
 
-    weights: Weights
+    weights: Weights | FleetWeights
     requests: Sequence[Request]
     temperature: float | None
     rollouts: list[Rollout] | None = None
@@ -68,7 +68,7 @@ class SamplerThread(threading.Thread):
     def __init__(
         self,
         engine: Any,
-        weights_for: Callable[[int], Weights | None],
+        weights_for: Callable[[int], Weights | FleetWeights | None],
         version_of: Callable[[int], int],
         requests_for: Callable[[int], list[Request]],
         start: int,
@@ -123,7 +123,7 @@ class SamplerThread(threading.Thread):
 
     def evaluate(
         self,
-        weights: Weights,
+        weights: Weights | FleetWeights,
         requests: Sequence[Request],
         temperature: float | None = None,
         should_stop: Callable[[], bool] = lambda: False,
@@ -206,7 +206,7 @@ class SamplerThread(threading.Thread):
             self._changed.wait_for(lambda: self._signals != seen)
         return True
 
-    def _sample(self, weights: Weights) -> None:
+    def _sample(self, weights: Weights | FleetWeights) -> None:
         requests = self._requests_for(self._next)
         with self._device_lock:
             began = time.perf_counter()

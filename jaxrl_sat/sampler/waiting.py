@@ -80,6 +80,10 @@ class Waiting(Generic[J]):
         group.jobs.append(job)
         self._of[job] = group
 
+    def share(self, free: int, everywhere: int) -> int:
+        """How many jobs an engine with `free` of all `everywhere` free slots may take: its part, at least one."""
+        return min(free, -(-len(self) * free // everywhere)) if free else 0
+
     def take(self, count: int, rows: Callable[[int], int]) -> Taken[J]:
         """Up to `count` jobs in order, and up to `rows(bucket)` groups after them of each of their buckets."""
         jobs: list[tuple[J, Group[J]]] = []

@@ -20,6 +20,23 @@ class Weights:
     version: int
 
 
+@dataclasses.dataclass(frozen=True)
+class FleetWeights:
+    """Weights of several engines, one each, all of one version."""
+
+    engines: tuple[Weights, ...]
+
+    @property
+    def version(self) -> int:
+        """The number of updates that made them."""
+        return self.engines[0].version
+
+    @property
+    def decode_params(self) -> tuple[Any, ...]:
+        """The parameters of each engine."""
+        return tuple(weights.decode_params for weights in self.engines)
+
+
 class WeightHolder:
     """A place that holds the weights of the moment. JetStream's Driver captures its params once: it is given this."""
 

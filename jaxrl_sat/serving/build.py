@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,20 @@ from jaxrl_sat.config import RunConfig
 from jaxrl_sat.data.tokenizer import Tokenizer
 from jaxrl_sat.layout import Layout
 from jaxrl_sat.sampler import RolloutEngine, WeightHolder
+from jaxrl_sat.sampler.waiting import Order
 from jaxrl_sat.serving.body import Served
 from jaxrl_sat.types import InputError, Params
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """Engines with their weights in holders, all of one model."""
+    """Engines with their weights in holders, all of one model. `order`: in which waiting requests get slots."""
 
     engines: list[RolloutEngine]
     holders: list[WeightHolder]
+    order: Order
     tokenizer: Tokenizer
     served: Served
-
-
-def devices_wanted(config: RunConfig, engines: int) -> int:
-    """Devices of so many samplers. Nothing trains here."""
-    return engines * math.prod(mesh.axes(config)["sampler"].values())
 
 
 def load(config: RunConfig, engines: int, checkpoint: Path | None, name: str | None) -> Loaded:
@@ -62,18 +58,18 @@ def load(config: RunConfig, engines: int, checkpoint: Path | None, name: str | N
         max_prompt_tokens=built[0].max_prompt_tokens,
         topk=built[0].records.topk,
     )
-    return Loaded(built, holders, tokenizer, served)
+    return Loaded(built, holders, config.sampler.order, tokenizer, served)
 
 
 def _device_groups(config: RunConfig, engines: int) -> list[Mesh]:
-    sizes, devices = mesh.axes(config)["sampler"], jax.devices()
-    wanted, each = devices_wanted(config, engines), devices_wanted(config, 1)
+    devices = jax.devices()
+    wanted, each = mesh.sampling_devices(config, engines), mesh.sampling_devices(config, 1)
     if len(devices) < wanted:
         raise InputError(
             f"--workers and --grpc-port: {engines} engines of {each} devices, {len(devices)} devices found; "
             f"allowed: {wanted} or more devices, fewer engines, or smaller mesh.sampler sizes"
         )
-    return [mesh.device_mesh("sampler", sizes, devices[i * each : (i + 1) * each]) for i in range(engines)]
+    return mesh.sampler_meshes(config, devices, engines)
 
 
 def _params(

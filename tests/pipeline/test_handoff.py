@@ -4,6 +4,7 @@ import pytest
 
 from jaxrl_sat.pipeline import lag
 from jaxrl_sat.pipeline.handoff import WeightStore
+from jaxrl_sat.types import InputError
 
 
 @pytest.mark.parametrize(("mode", "n"), [("sync", 0), ("fixed", 1), ("fixed", 3), ("interval", 1), ("interval", 4)])
@@ -34,3 +35,16 @@ def test_versions_in_flight_are_bounded_by_the_lag():
     for step in range(40):
         store.publish(step, step)
         assert len(store.in_flight()) <= 2
+
+
+def test_weights_that_are_refused_leave_those_before_in_place():
+    def transfer(params, version):
+        if version == 1:
+            raise InputError("not finite")
+        return params
+
+    store = WeightStore("fixed", 1, transfer)
+    store.publish("first", 0)
+    with pytest.raises(InputError, match="not finite"):
+        store.publish("second", 1)
+    assert (store.weights(0), store.weights(1), store.in_flight()) == ("first", None, {0: "first"})

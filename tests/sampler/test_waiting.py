@@ -80,3 +80,13 @@ def test_removed_jobs_are_not_taken():
     assert waiting.remove(jobs[2])
     assert (len(waiting), take(waiting, 3)) == (1, ("b", {16: []}))
     assert not waiting.remove(jobs[1])
+
+
+@pytest.mark.parametrize(
+    ("free", "everywhere", "share"), [(4, 4, 4), (4, 8, 3), (2, 8, 2), (1, 8, 1), (8, 9, 6), (0, 8, 0), (0, 0, 0)]
+)
+def test_an_engine_takes_its_part_of_what_waits(free, everywhere, share):
+    """Of six jobs; rounded up, so that somebody takes the last."""
+    waiting = filled("fifo", [job(str(i), 3, i) for i in range(6)])
+    assert waiting.share(free, everywhere) == share
+    assert filled("fifo", []).share(free, everywhere) == 0
