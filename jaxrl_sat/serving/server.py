@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 
+from jaxrl_sat.sampler import warm_up
 from jaxrl_sat.sampler.service import SamplerService
 from jaxrl_sat.serving import http, jetstream
 from jaxrl_sat.serving.build import Loaded
@@ -48,18 +49,32 @@ class HttpServer(uvicorn.Server):
 def run(loaded: Loaded, settings: Settings, listening: socket.socket | None) -> None:
     """Serve until SIGTERM or Ctrl-C: the first engines on `listening`, the one after them by gRPC."""
     _raise_open_files()
+    if settings.warm_up:
+        _warm_up(loaded, settings.workers)
     with contextlib.ExitStack() as stack:
         app = orchestrator = None
         parts = tuple(zip(loaded.engines, loaded.holders, strict=True))
         if listening is not None:
             engines, holders = map(list, zip(*parts[: settings.workers], strict=True))
-            limits = {"waiting_limit": settings.waiting_limit, "codec": loaded.tokenizer}
-            service = stack.enter_context(SamplerService(engines, holders, **limits))
+            given = {"waiting_limit": settings.waiting_limit, "order": loaded.order, "codec": loaded.tokenizer}
+            service = stack.enter_context(SamplerService(engines, holders, **given))
             app = http.make_app(service, loaded.served, settings.token)
         if settings.grpc_port:
             limits = (settings.waiting_limit, settings.token)
             orchestrator = jetstream.Service(*parts[settings.workers], loaded.tokenizer, *limits)
         asyncio.run(_serve(app, listening, orchestrator, settings, loaded.served.model))
+
+
+def _warm_up(loaded: Loaded, workers: int) -> None:
+    """Have every engine compile what requests need, as HTTP serves the first `workers` and JetStream any other."""
+    for index, (engine, holder) in enumerate(zip(loaded.engines, loaded.holders, strict=True)):
+        warm = warm_up.warm_up if index < workers else warm_up.warm_up_driver
+        name = f"engine {index + 1} of {len(loaded.engines)}"
+        warm(
+            engine,
+            holder.current,
+            lambda bucket, name=name: print(f"warming up {name}: prompts of up to {bucket} tokens", flush=True),
+        )
 
 
 async def _serve(

@@ -15,7 +15,7 @@ from jaxrl_sat.types import InputError
 
 FLAGS = (
     "--config=FILE[:PRESET], --host=H, --port=N, --grpc-port=N, --workers=N, --waiting-limit=N, --token-file=FILE, "
-    "--checkpoint=RUN, --model-name=NAME, --temperature=T, --config.KEY=VALUE, --help"
+    "--checkpoint=RUN, --model-name=NAME, --temperature=T, --no-warm-up, --config.KEY=VALUE, --help"
 )
 
 TOKEN_LENGTH = 16
@@ -35,6 +35,7 @@ class Settings:
     checkpoint: Path | None
     model_name: str | None
     temperature: float | None  # None: the config's
+    warm_up: bool  # compile before listening
 
     @property
     def engines(self) -> int:
@@ -54,6 +55,9 @@ def parse(argv: Sequence[str]) -> tuple[Settings, cli.Source]:
     parser.add_argument("--checkpoint", type=Path, help="work folder of a run: its newest weights, not model.path's")
     parser.add_argument("--model-name", help="what the model is called (the name of its folder)")
     parser.add_argument("--temperature", type=float, help="of requests that name none (sampler.temperature); 0: greedy")
+    parser.add_argument(
+        "--no-warm-up", dest="warm_up", action="store_false", help="listen at once; first requests wait for compilation"
+    )
     given, source = parser.parse_source(argv)
     _check(given)
     token = None if given.token_file is None else _read_token(given.token_file)

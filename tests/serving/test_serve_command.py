@@ -80,6 +80,11 @@ def test_the_loopback_needs_no_token(host):
     assert source.preset == "cpu"
 
 
+def test_it_is_warm_unless_asked_not_to_be():
+    assert settings.parse([FLAGSHIP])[0].warm_up
+    assert not settings.parse([FLAGSHIP, "--no-warm-up"])[0].warm_up
+
+
 def test_a_checkpoints_weights_are_served_under_its_version(tmp_path):
     start = load_hf(embedded.model_path())[1]
     doubled = jax.tree.map(lambda leaf: 2 * leaf, start)
@@ -134,6 +139,8 @@ def test_a_whole_life(capsys, tmp_path):
     flags = [FLAGSHIP, "--port=0", f"--grpc-port={port}", f"--token-file={token}", "--temperature=0"]
     with running(*flags, "--config.sampler.slots=4") as (process, printed):
         assert [line.partition(":")[0] for line in printed[-2:]] == ["listening on grpc", "listening on http"]
+        warm = [line.removesuffix("\n") for line in printed if line.startswith("warming up ")]
+        assert warm == [f"warming up engine {i} of 2: prompts of up to 16 tokens" for i in (1, 2)]
         url = f"--url={printed[-1].split()[2].removesuffix('/v1')}"
         assert complete.main([url, "--chat", "2+3"]) == 2
         assert "status 401, authorization: no bearer token" in capsys.readouterr().err
