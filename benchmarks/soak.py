@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import gc
 import json
@@ -227,8 +228,9 @@ class Soak:
             wrong = "ended early without being asked to"
         if wrong:
             self.blame(wrong)
-        elif len(rollout.tokens) and not self.to_replay.full():
-            self.to_replay.put_nowait(rollout)
+        elif len(rollout.tokens):
+            with contextlib.suppress(queue.Full):  # the checker replays what it manages
+                self.to_replay.put_nowait(rollout)
         return None
 
     # --------------------------------------------------------------------------------------------------- phases
