@@ -77,7 +77,7 @@ def divide(left: sympy.Expr, right: sympy.Expr) -> sympy.Expr:
 
 def power(base: sympy.Expr, exponent: sympy.Expr) -> sympy.Expr:
     """base ** exponent: worked out for a whole power of a fraction, left as it stands otherwise."""
-    finite(base), finite(exponent)
+    base, exponent = finite(base), finite(exponent)
     if isinstance(exponent, sympy.Rational) and abs(exponent.p) > BITS:
         raise Unreadable("exponent")
     if not (isinstance(exponent, sympy.Integer) and isinstance(base, sympy.Rational)):

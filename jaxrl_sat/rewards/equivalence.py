@@ -99,7 +99,7 @@ def _rounded(decimal: Value, exact: Value) -> bool:
         return False
     if exact.decimals is not None or _finite(int(exact.expr.q)):
         return False
-    return abs(decimal.expr - exact.expr) < sympy.Rational(1, 10**decimal.decimals)
+    return bool(abs(decimal.expr - exact.expr) < sympy.Rational(1, 10**decimal.decimals))
 
 
 def _finite(denominator: int) -> bool:

@@ -27,21 +27,22 @@ _BETWEEN = re.compile(
     r"(?:[\s,;.$/|~&]|\\[,;:!()\[\]]|\\q?quad|\b(?:and|or)\b|\\text\{[\s,]*(?:and|or)?[\s,]*\}|\b[a-z]\s*=)*"
 )
 _ANSWER = re.compile(r"\banswer[\s*_]{0,8}(?:is\b|:|=)[\s*_:]{0,8}", re.IGNORECASE)
-_SENTENCE = re.compile(r"\n|\.\s|</answer>")
+_SENTENCE = re.compile(r"\n|\.\s(?![^{}\n]{0,80}\})|</answer>")
 _BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
 _MATH = re.compile(r"\$([^$\n]{1,400})\$|\\\(([^\n]{1,400}?)\\\)|\\\[(.{1,400}?)\\\]", re.DOTALL)
 # A number of plain digits: neither half of 3/4/5, of 46-2, of 2*23 or of x46 is one.
 _NUMBER = re.compile(
-    r"(?<![\w.,/^\\])(?<![\d)][-+*])(?:(?<![\d)])[-+])?"
+    r"(?<![\w.,/^\\{_])(?<![\d)][-+*])(?:(?<![\d)])[-+])?"
     r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+)(?:\\?%)?(?![\w^/(\\]|[.,*+-]\d)",
     re.ASCII,
 )
+_TEXT = re.compile(r"\\(?:text|mbox|mathrm|textbf)\s*\{[^{}]*\}")
 _WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{2,}")
 _FORMULA_WORDS = frozenset("sqrt sin cos tan cot sec csc log ln exp pi frac infinity inf mod".split())
 _HEDGES = frozenset(
     "or either not maybe perhaps possibly between less more greater fewer than least most never cannot".split()
 )
-_QUANTITY = re.compile(r"[-+]?\\?[$€£]?[-+]?[\d.,/]+\s*\\?%?(?:\s+[a-zA-Z][\w^]*){0,3}|[^a-zA-Z]*", re.ASCII)
+_QUANTITY = re.compile(r"[-+]?\\?[$€£]?[-+]?[\d.,/]*\d\s*\\?%?(?:\s+[a-zA-Z][\w^]*){0,3}|[^a-zA-Z]*", re.ASCII)
 _EQUATION = re.compile(r"[a-zA-Z]\s*=\s*[^=]+")
 _EDGES = "$*_`"
 
@@ -147,7 +148,7 @@ def _last_number(text: str) -> str | None:
 
 def _stated(sentence: str) -> str:
     """The answer in a sentence: its one formula, or its one number where the rest is prose without a hedge, or all."""
-    sentence = trimmed(sentence, _EDGES)
+    sentence = trimmed(sentence, "*_`")
     formulas = [match for match in _MATH.finditer(sentence) if not _prose(_content(match))]
     outside = _MATH.sub(" ", sentence) if formulas else sentence
     words = {word.lower() for word in _WORD.findall(outside)}
@@ -158,7 +159,7 @@ def _stated(sentence: str) -> str:
     numbers = _NUMBER.findall(sentence)
     if len(numbers) == 1 and words and not words & _FORMULA_WORDS:
         return numbers[0]
-    return sentence
+    return trimmed(sentence, _EDGES)
 
 
 def _content(match: re.Match[str]) -> str:
@@ -166,5 +167,6 @@ def _content(match: re.Match[str]) -> str:
 
 
 def _prose(text: str) -> bool:
-    """Whether words stand in it that are no part of a formula."""
-    return bool({word.lower() for word in _WORD.findall(text)} - _FORMULA_WORDS)
+    """Whether it is words rather than a formula, in which letters stand side by side, and words in \\text."""
+    words = [word for word in _WORD.findall(_TEXT.sub("", text)) if word.lower() not in _FORMULA_WORDS]
+    return len(words) > 2 or any(len(word) > 3 for word in words)

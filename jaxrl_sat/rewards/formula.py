@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import sympy
 
 from jaxrl_sat.rewards import arithmetic
@@ -49,13 +52,9 @@ class Formulas:
 
     def sum(self) -> sympy.Expr:
         """Terms added, subtracted, or both by plus-minus."""
-        self._depth += 1
-        if self._depth > DEEPEST:
-            raise Unreadable("depth")
         value = self.term(self._sign_of(self.accept("+", "-", "pm", "mp") or "+"))
         while operator := self.accept("+", "-", "pm", "mp"):
             value = arithmetic.add(value, self.term(self._sign_of(operator)))
-        self._depth -= 1
         return value
 
     def _sign_of(self, operator: str) -> int:
@@ -63,7 +62,7 @@ class Formulas:
 
     def term(self, sign: int = 1) -> sympy.Expr:
         """Factors multiplied, by a sign or side by side, and divided, from left to right."""
-        value = self.factor()
+        value = self.signed_factor()
         while True:
             if self.accept("*"):
                 value = arithmetic.multiply(value, self.signed_factor())
@@ -106,16 +105,24 @@ class Formulas:
 
     def exponent(self) -> sympy.Expr:
         """What stands behind ^: in braces, or a signed factor (which takes powers of its own first)."""
+        with self.deeper():
+            return self.signed_factor()
+
+    @contextlib.contextmanager
+    def deeper(self) -> Iterator[None]:
+        """One level further in. Raises `Unreadable` at too many."""
         self._depth += 1
         if self._depth > DEEPEST:
             raise Unreadable("depth")
-        value = self.signed_factor()
+        yield
         self._depth -= 1
-        return value
 
     def thing(self) -> sympy.Expr:
         """A number, a name, a bracket, a command with its arguments."""
-        token = self.take()
+        with self.deeper():
+            return self._thing(self.take())
+
+    def _thing(self, token: Token) -> sympy.Expr:
         if token.kind == "number":
             return self._number(token)
         if token.kind == "repeating":
@@ -190,7 +197,10 @@ class Formulas:
     def _token_argument(self) -> str:
         """Text of a subscript: one token, or plain tokens in braces."""
         if not self.accept("{"):
-            return self.take().text
+            token = self.take()
+            if token.kind not in ("number", "name", "word"):
+                raise Unreadable("subscript")
+            return token.text
         text = ""
         while not self.accept("}"):
             token = self.take()
@@ -234,12 +244,7 @@ class Formulas:
             return decimal(self.take().text)
         if token.kind == "number":
             return decimal(self.take().text)
-        self._depth += 1
-        if self._depth > DEEPEST:
-            raise Unreadable("depth")
-        value = self.thing()
-        self._depth -= 1
-        return value
+        return self.thing()
 
     def _function(self, name: str) -> sympy.Expr:
         base = power = None

@@ -43,7 +43,7 @@ _TOKEN = re.compile(
     |\\(?:{_FONT})\s*\{{(?P<text>[^{{}}]*)\}}
     |\\begin\{{(?P<begin>[pbBs]?(?:small)?matrix|array)\}}(?:\{{[lcr|]*\}})?
     |\\end\{{(?P<end>[pbBs]?(?:small)?matrix|array)\}}
-    |(?P<row>\\\\)
+    |(?P<row>\\\\)(?:\[[^\]]*\])?
     |\\(?P<brace>[{{}}])
     |\\mathbb\s*\{{?(?P<field>[RZNQC])\}}?
     |(?P<repeating>\d*\.\d*(?:\\(?:overline|bar)\s*(?:\{{\d+\}}|\d)|\(\d+\)))
@@ -92,7 +92,7 @@ def _read(match: re.Match[str], before: list[Token], spaced: bool) -> list[Token
             raise Unreadable("digits")
         return [Token(kind, text)]
     if kind == "text":
-        return _words(text)
+        return _words(text, bool(before) and (before[-1].kind == "number" or before[-1].text in "})degree"))
     if kind == "command":
         return [_command(text)]
     if kind == "letters":
@@ -114,18 +114,23 @@ def _command(text: str) -> Token:
     raise Unreadable(f"\\{text}")
 
 
-def _words(text: str) -> list[Token]:
-    """What stands in \\text{...}: a separator, a formula after all, or words."""
+def _words(text: str, after_value: bool = False) -> list[Token]:
+    """What stands in \\text{...}: a separator, a formula after all, or words; one letter is a unit behind a value."""
     plain = text.strip(" ,;.")
     if not plain or plain in ("or", "and"):
         return [Token(";", ";")] if plain or "," in text else []
+    if after_value and len(plain) == 1 and (unit(plain) or plain in "CF"):
+        return [Token("word", plain)]
     if re.fullmatch(r"\(?[a-zA-Z]\)?", plain) or not re.search("[a-zA-Z]", plain):
         return tokens(plain)
     if plain in FUNCTIONS:
         return [Token("command", plain)]
     if not re.fullmatch(r"[\w\s.,'()/^-]*", plain, re.ASCII):
         raise Unreadable(plain[:20])
-    return [Token("word", plain)]
+    parts = [part.strip() for part in plain.split(",")]
+    if len(parts) == 1 or not all(parts):
+        return [Token("word", plain)]
+    return [token for part in parts for token in (Token(",", ","), *_words(part))][1:]
 
 
 def _letters(text: str, before: list[Token], spaced: bool) -> list[Token]:

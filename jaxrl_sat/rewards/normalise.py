@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 LONGEST = 2_000
 """Characters of an answer that is read as mathematics; a longer one can only be equal as text."""
@@ -22,6 +23,7 @@ _CHARACTERS = str.maketrans(
         "\u202f": " ",
         "\u2018": "'",
         "\u2019": "'",
+        "\u2248": "",
         "\u03c0": "\\pi ",
         "\u221e": "\\infty ",
         "\u2264": "\\le ",
@@ -65,20 +67,22 @@ _RULES = [
         (r"\\neq(?![a-zA-Z])|!=", r"\\ne "),
         (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset "),
         (r"\\(?:cdot|times|ast)(?![a-zA-Z])", "*"),
-        (r"\\(?:div)(?![a-zA-Z])", "/"),
+        (r"\\div(?![a-zA-Z])", "/"),
+        (r"\\(?:approx|simeq)(?![a-zA-Z])", ""),
         (r"\\lbrace(?![a-zA-Z])", r"\\{"),
         (r"\\rbrace(?![a-zA-Z])", r"\\}"),
         (r"\\[lr]vert(?![a-zA-Z])|\\[lr]?Vert(?![a-zA-Z])", "|"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degrees?(?![a-zA-Z])", r"\\degree "),
+        (r"(?<![a-zA-Z])([ap])\.\s?m\b\.?", r"\1m"),
         (r"\\%", "%"),
         (r"\\?\$|(?<!\\)\\[()\[\]]", ""),
         (r"\s+", " "),
-        (r"(?<![a-zA-Z0-9.]) | (?![a-zA-Z0-9.\\])", ""),
-        (r"(?<=[^a-zA-Z0-9]) | (?=[^a-zA-Z0-9\\.])", ""),
+        (r"(?<=[^a-zA-Z0-9]) (?!(?<=, )\d{3}(?!\d))| (?=[^a-zA-Z0-9\\.])", ""),
         (r"(?<=[\d}]) (?=\\)", ""),
     )
 ]
 _BOX = re.compile(r"\\(?:boxed|fbox)\{(.*)\}", re.DOTALL)
+_FRACTION = re.compile(r"([-+]?\d{1,40})/(\d{1,40})", re.ASCII)
 _LITERAL = re.compile(r"([-+]?)(\d{1,3}(?:,\d{3})+|\d*)(?:\.(\d*))?", re.ASCII)
 
 
@@ -110,6 +114,14 @@ def literal(text: str) -> str | None:
     return f"-{value}" if sign == "-" and value != "0" else value
 
 
+def _exactly(text: str) -> Fraction | str | None:
+    """A plain number, or a plain fraction of such, in a form that is equal where the value is."""
+    if match := _FRACTION.fullmatch(text):
+        return Fraction(int(match[1]), int(match[2])) if int(match[2]) else None
+    plain = literal(text)
+    return Fraction(plain) if plain is not None and len(plain) <= 80 else plain
+
+
 def as_text(found: str, answer: str) -> bool | None:
     """Whether two tidy answers are the same where their text alone says so, None where they must be read."""
     if found == answer:
@@ -117,5 +129,5 @@ def as_text(found: str, answer: str) -> bool | None:
     if not found or not answer or max(len(found), len(answer)) > LONGEST:
         mine, other = literal(found), literal(answer)
         return mine is not None and mine == other
-    mine, other = literal(found), literal(answer)
+    mine, other = _exactly(found), _exactly(answer)
     return None if mine is None or other is None else mine == other

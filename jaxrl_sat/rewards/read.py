@@ -35,7 +35,8 @@ _CHOICE = re.compile(
 )
 _FUNCTION_NAME = re.compile(r"[a-zA-Z](?:'|\^\{-1\})?\([a-z](?:,[a-z])*\)")
 _DECIMAL = re.compile(r"[-+]?\d*\.(\d+)", re.ASCII)
-_OPENS = {"(": ")", "[": ")]", "\\{": "\\}", "langle": "rangle"}
+_OPENS = {"(": (")", "]"), "[": (")", "]"), "{": ("}",), "\\{": ("\\}",), "langle": ("rangle",)}
+_BRACKETS = (("(", "[", "{", "\\{", "langle"), (")", "]", "}", "\\}", "rangle"))
 _RELATIONS = ("=", "<", ">", "le", "ge", "ne", "in")
 _TURNED = {"<": "<", "le": "le", ">": "<", "ge": "le"}
 
@@ -53,9 +54,9 @@ def read(text: str) -> Answer:
     found = tokens(text)
     if found and all(token.kind == "word" for token in found):
         return Words(" ".join(token.text for token in found))
-    if not any(token.text in ("pm", "mp") for token in found):
-        return _Reader(list(found), 1, text).answer()
-    signs = [_Reader(list(found), sign, text).answer() for sign in (1, -1)]
+    if not any(token.kind in ("pm", "mp") for token in found):
+        return _Reader(list(found), 1).answer()
+    signs = [_Reader(list(found), sign).answer() for sign in (1, -1)]
     items = [item for one in signs for item in (one.items if isinstance(one, Group) and not one.brackets else (one,))]
     return Group(tuple(items), "")
 
@@ -79,15 +80,14 @@ def _letters(text: str) -> Answer:
 class _Reader(Formulas):
     """The rules above a formula: lists, brackets with several things in them, relations, units."""
 
-    def __init__(self, found: list[Token], sign: int, text: str):
+    def __init__(self, found: list[Token], sign: int):
         super().__init__(found, sign)
-        self.text = text
+        self._conditions = 0
 
     def answer(self) -> Answer:
         """All of the text."""
-        items, separators = [self.relation()], set()
-        while separator := self.accept(",", ";"):
-            separators.add(separator)
+        items = [self.relation()]
+        while self.accept(",", ";"):
             while self.accept(",", ";"):
                 pass
             items.append(self.relation())
@@ -147,35 +147,40 @@ class _Reader(Formulas):
             return Group((), "{}")
         if token.kind.startswith("field"):
             return reals.field(self.take().text)
-        if token.text in _OPENS and token.kind != "name":
-            begin = self.place
-            if (group := self._group()) is not None:
-                return group
-            self.place = begin
+        if token.text == "\\{" or self._several():
+            with self.deeper():
+                return self._group()
         return self._value()
 
-    def _group(self) -> Answer | None:
-        """Several things in brackets, or a set; None for a bracket of a formula."""
+    def _several(self) -> bool:
+        """Whether the next is a bracket with a comma in it, and not inside a further one."""
+        depth = 0
+        for token in self.tokens[self.place :]:
+            if token.kind not in ("word", "name"):
+                depth += (token.text in _BRACKETS[0]) - (token.text in _BRACKETS[1])
+            if depth <= 0:
+                return False
+            if depth == 1 and token.kind in (",", ";"):
+                return True
+        return False
+
+    def _group(self) -> Answer:
+        """Several things in brackets, or a set."""
         opening = self.take().text
-        items = [] if self.next.text in _OPENS[opening] else [self._item()]
+        self._bars = self._conditions = int(opening == "\\{")
+        items = [] if self.next.text in _OPENS[opening] else [self.relation()]
+        self._bars = self._conditions = 0
         if items and opening == "\\{" and self.accept("|", ":"):
             condition = self.relation()
             self.expect("\\}")
             return condition
         while items and self.accept(",", ";"):
-            items.append(self._item())
-        closing = self.accept(*_OPENS[opening], *([_OPENS[opening], "]"] if opening == "(" else [_OPENS[opening]]))
-        if closing is None or (opening != "\\{" and len(items) < 2):
-            return None
-        brackets = {"\\{": "{}", "langle": "()"}.get(opening, opening + closing)
+            items.append(self.relation())
+        closing = self.accept(*_OPENS[opening])
+        if closing is None:
+            raise Unreadable("bracket")
+        brackets = {"{": "{}", "\\{": "{}", "langle": "()"}.get(opening, opening + closing)
         return Group(tuple(items), brackets)
-
-    def _item(self) -> Answer:
-        try:
-            return self.relation()
-        except Unreadable:
-            # A bracket of a formula may begin so; as a formula it is read anew, or refused.
-            return Words("")
 
     def _matrix(self) -> Answer:
         self.take()
@@ -196,7 +201,7 @@ class _Reader(Formulas):
         begin = self.place
         expr = self.sum()
         spelled = "".join(token.text for token in self.tokens[begin : self.place])
-        if self.next.text == ":" and self.next.kind == ":":
+        if self.next.kind == ":" and not self._conditions:
             parts = [expr]
             while self.accept(":"):
                 parts.append(self.sum())
@@ -210,7 +215,7 @@ class _Reader(Formulas):
     def _degree(self) -> str:
         if self.next.kind == "name" and self.next.text in ("C", "F"):
             self.take()
-        return "degree" if not self._tail() else "other"
+        return "degree" if self._tail() in ("", "C", "F") else "other"
 
     def _tail(self) -> str:
         """Words behind a value, with the powers of units."""

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxrl_sat.rewards.extract import TAIL, final_answer
-from jaxrl_sat.rewards.normalise import LONGEST, as_text, tidy
+from jaxrl_sat.rewards.normalise import LONGEST, as_text, literal, tidy
 from jaxrl_sat.rewards.pool import Outcome, Pool
 
 
@@ -73,6 +73,8 @@ def _case(response: str, answer: str) -> Outcome | tuple[str, str, str]:
     found = final_answer(response)
     if found is None or len(answer) > TAIL:
         return Outcome.WRONG
+    if (wanted := literal(answer.strip())) is not None and (said := literal(found)) is not None:
+        return Outcome.RIGHT if said == wanted else Outcome.WRONG
     found, answer = tidy(found), tidy(answer)
     equal = as_text(found, answer)
     if equal is None:
