@@ -97,6 +97,8 @@ _SWITCHES = ("tie_word_embeddings", "norm_topk_prob")
 
 
 def _validate(config: ModelConfig) -> None:
+    if config.num_hidden_layers > MAX_LAYERS:
+        raise InputError(f"model config: num_hidden_layers is {config.num_hidden_layers}; at most {MAX_LAYERS} allowed")
     dense = config.num_sparse_layers < config.num_hidden_layers
     sizes = (*_SIZES, *(_MOE_SIZES if config.num_experts else ()), *(("intermediate_size",) if dense else ()))
     for name in (*sizes, *_NUMBERS):
@@ -116,8 +118,6 @@ def _validate(config: ModelConfig) -> None:
             f"model config: num_experts_per_tok is {config.num_experts_per_tok}; "
             f"it must be at most the number of experts ({config.num_experts})"
         )
-    if config.num_hidden_layers > MAX_LAYERS:
-        raise InputError(f"model config: num_hidden_layers is {config.num_hidden_layers}; at most {MAX_LAYERS} allowed")
     ends = config.eos_token_id if isinstance(config.eos_token_id, tuple) else (config.eos_token_id,)
     for end in ends:
         if end is not None and not 0 <= end < config.vocab_size:
