@@ -59,8 +59,8 @@ def page(
 def _table(rows: Sequence[Any], cases: Sequence[Mapping[str, Any]]) -> str:
     right = sum(case["expected"] for case in cases)
     lines = [
-        f"{len(cases)} cases (tests/rewards/verifier_cases.jsonl), {right} right and {len(cases) - right} wrong, most",
-        "from reports against verifiers in public use. An execution is a file that the text of a response made. Others",
+        f"{len(cases)} cases (tests/rewards/verifier_cases.jsonl), {right} right and {len(cases) - right} wrong; some",
+        "are reports against verifiers in public use. An execution is a file that the text of a response made. Others",
         "have their defaults, 10 s a case in a process of its own; a time-out is a case of over 5 s, and what raises",
         "or dies says wrong.\n",
         "| verifier | wrong taken for right | right taken for wrong | time-outs | executions |",
