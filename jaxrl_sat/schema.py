@@ -124,7 +124,7 @@ def build(cls: Any, tree: Any, prefix: str = "") -> Any:
 
 def _checked(key: str, hint: Any, value: Any) -> Any:
     kind, limit = plain(hint)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**128:
         value = float(value)
     # What float32 cannot hold would be 0 or infinite where it is used.
     fits = type(value) is kind and (kind is not float or value == 0 or 1e-37 < abs(value) < 3e38)

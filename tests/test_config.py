@@ -243,6 +243,12 @@ def test_numbers_as_text(key: str, text: str, said: str) -> None:
         from_config_dict(cli.load(command, "cpu"))
 
 
+def test_a_whole_number_beyond_any_float_is_refused() -> None:
+    optimizer = changed({}).optimizer
+    with pytest.raises(InputError, match=r"^eps: 10{400}; allowed: .*of a size that float32 holds"):
+        schema.build(type(optimizer), {**dataclasses.asdict(optimizer), "eps": 10**400})
+
+
 def test_evaluation_sets_have_names_of_their_own(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         data_folder(tmp_path / folder / "gsm")
