@@ -39,6 +39,21 @@ import jaxrl_sat.types  # noqa: E402, F401
 install_import_hook("jaxrl_sat", "beartype.beartype")
 
 
+LONGEST = (
+    "test_train.py",
+    "test_config_keys.py",
+    "test_golden.py",
+    "test_sharding.py",
+    "test_step.py",
+    "test_learner.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A worker takes a file at a time: the longest first, or at the end one waits for the other."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What was imported stays: the collector need not walk it again and again."""
     gc.freeze()
