@@ -81,7 +81,7 @@ class Sampler:
     nucleus: Count
     max_response_tokens: Annotated[int, Range(2, 10**6)]
     topk: Count
-    engines: Count
+    engines: Annotated[int, Range(1, 1024)]
     slots: Count
     order: Literal["fifo", "longest", "shortest"]
     dtype: Dtype

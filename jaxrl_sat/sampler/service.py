@@ -118,6 +118,8 @@ class SamplerService:
         to be submitted with `keep`. Raises `InputError` for a request that cannot be served, `Busy` if too many wait.
         """
         callbacks = [None] * len(requests) if on_tokens is None else on_tokens
+        if len(requests) > self._waiting_limit:
+            raise InputError(f"n: {len(requests)} responses at once; allowed: {self._waiting_limit} or fewer may wait")
         if timeout_s is not None and not timeout_s > 0:
             raise InputError(f"timeout_s: {timeout_s}; a number above 0 needed")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
