@@ -35,11 +35,17 @@ def _all_of_them(x: Array, expert_ids: Array, weights: Array, gate: Array, up: A
     by_expert = jnp.sum(jnp.where(chosen, weights[..., None], 0), axis=1, dtype=jnp.float32).T
     # side by side, the experts are one wide block
     gated, lifted = (
-        einsum("od,nd->on", w.reshape(number * width, inputs), x).astype(jnp.float32) for w in (gate, up)
+        _rounded(einsum("od,nd->on", w.reshape(number * width, inputs), x, out=jnp.float32), x) for w in (gate, up)
     )
-    inner = (jax.nn.silu(gated) * lifted).reshape(number, width, -1) * by_expert[:, None]
-    out = einsum("edf,efn->edn", down, inner.astype(x.dtype))
-    return jnp.sum(out, axis=0, dtype=jnp.float32).T.astype(x.dtype)
+    inner = _rounded((jax.nn.silu(gated) * lifted).reshape(number, width, -1) * by_expert[:, None], x)
+    out = _rounded(einsum("edf,efn->edn", down, inner.astype(x.dtype), out=jnp.float32), x)
+    return jnp.sum(out, axis=0).T.astype(x.dtype)
+
+
+def _rounded(wide: Array, like: Array) -> Array:
+    """float32 no more precise than the dtype of `like`. A cast there and back would be left out inside a fused loop."""
+    number = jnp.finfo(like.dtype)
+    return wide if number.bits >= 32 else jax.lax.reduce_precision(wide, number.nexp, number.nmant)
 
 
 def _dispatched(x: Array, expert_ids: Array, weights: Array, gate: Array, up: Array, down: Array) -> Array:
