@@ -40,7 +40,8 @@ MAY_IMPORT = {
     "step": {"types", "model", "objectives", "optim"},
     "scorer": {"types", "layout", "model", "step"},
     "learner": {"types", "layout", "model", "objectives", "optim", "scorer", "step"},
-    "config": {"types", "schema", "objectives", "pipeline"},
+    "config_sections": {"types", "schema", "objectives"},
+    "config": {"types", "schema", "objectives", "pipeline", "config_sections"},
     "mesh": {"types", "layout", "model", "config"},
 }
 """The rooms of the package that those named may import; the rest are held to having no cycle."""
