@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -51,12 +51,19 @@ def reading(what: object) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """One problem, rendered and tokenised. `answer` is what the verifier compares with; `id` is stable over runs."""
+    """One problem, rendered and tokenised. `answer` is what the verifier compares with; `id` is stable over runs.
+
+    `source` and `problem_id` are the data set's own names, where it has them; `record` is all that it has of the
+    problem, by feature.
+    """
 
     id: int
     text: str
     answer: str
     tokens: np.ndarray  # int32 [P]
+    source: str = ""
+    problem_id: str = ""
+    record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
