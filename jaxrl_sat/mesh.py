@@ -55,21 +55,19 @@ RULES: Mapping[str, Rules] = {"trainer": TRAINER_RULES, "sampler": SAMPLER_RULES
 
 @dataclasses.dataclass(frozen=True)
 class Meshes:
-    """The trainer's mesh and those of the samplers, the first one's and the others'.
+    """The trainer's mesh and those of the samplers, one for each engine.
 
     `colocated`: trainer and sampler are the same device, so training and sampling take turns.
     """
 
     trainer: Mesh
-    sampler: Mesh
+    samplers: tuple[Mesh, ...]
     colocated: bool
-    other_samplers: tuple[Mesh, ...] = ()
 
     @property
     def of_engines(self) -> list[Meshes]:
         """What each engine has of them: the trainer's mesh, and its own as the sampler's."""
-        samplers = (self.sampler, *self.other_samplers)
-        return [dataclasses.replace(self, sampler=one, other_samplers=()) for one in samplers]
+        return [dataclasses.replace(self, samplers=(one,)) for one in self.samplers]
 
     @property
     def trainer_layout(self) -> Layout:
@@ -78,8 +76,8 @@ class Meshes:
 
     @property
     def sampler_layout(self) -> Layout:
-        """Where the sampler's arrays lie."""
-        return Layout.of(self.sampler, SAMPLER_RULES)
+        """Where the arrays of the (first) sampler lie."""
+        return Layout.of(self.samplers[0], SAMPLER_RULES)
 
 
 def axes(config: RunConfig) -> dict[str, dict[str, int]]:
@@ -112,14 +110,14 @@ def make_meshes(config: RunConfig, devices: Sequence[Any]) -> Meshes:
             f"mesh: {first} devices to train and {wanted - first} to sample{several}, {len(devices)} found; "
             f"allowed: {wanted} or more devices{either}, or smaller {keys}mesh.trainer and mesh.sampler sizes"
         )
-    sampler, *others = sampler_meshes(config, devices[0 if colocated else first :], engines)
-    return Meshes(device_mesh("trainer", sizes, devices[:first]), sampler, colocated, tuple(others))
+    samplers = sampler_meshes(config, devices[0 if colocated else first :], engines)
+    return Meshes(device_mesh("trainer", sizes, devices[:first]), samplers, colocated)
 
 
-def sampler_meshes(config: RunConfig, devices: Sequence[Any], engines: int) -> list[Mesh]:
+def sampler_meshes(config: RunConfig, devices: Sequence[Any], engines: int) -> tuple[Mesh, ...]:
     """The meshes of so many samplers on disjoint devices, the first of `devices`, which have to be enough."""
     sizes, each = axes(config)["sampler"], sampling_devices(config, 1)
-    return [device_mesh("sampler", sizes, devices[i * each : (i + 1) * each]) for i in range(engines)]
+    return tuple(device_mesh("sampler", sizes, devices[i * each : (i + 1) * each]) for i in range(engines))
 
 
 def device_mesh(side: str, sizes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:

@@ -25,15 +25,15 @@ def test_the_first_devices_train_and_the_next_sample() -> None:
     meshes = mesh.make_meshes(run(fsdp=2), jax.devices())
     assert not meshes.colocated
     assert [device.id for device in meshes.trainer.devices.flat] == [0, 1]
-    assert [device.id for device in meshes.sampler.devices.flat] == [2]
+    assert [device.id for device in meshes.samplers[0].devices.flat] == [2]
     assert dict(meshes.trainer.shape) == {"data": 1, "fsdp": 2, "expert": 1, "context": 1, "tensor": 1}
-    assert dict(meshes.sampler.shape) == {"data": 1, "expert": 1, "tensor": 1}
+    assert dict(meshes.samplers[0].shape) == {"data": 1, "expert": 1, "tensor": 1}
 
 
 def test_one_device_does_both_in_turns() -> None:
     meshes = mesh.make_meshes(run(), jax.devices()[:1])
     assert meshes.colocated
-    assert meshes.trainer.devices.flat[0] is meshes.sampler.devices.flat[0]
+    assert meshes.trainer.devices.flat[0] is meshes.samplers[0].devices.flat[0]
 
 
 def several(engines: int) -> RunConfig:
@@ -48,10 +48,10 @@ def test_engines_sample_on_devices_of_their_own() -> None:
     config = several(3)
     assert (mesh.devices_wanted(config), mesh.sampling_devices(config, 2)) == (7, 4)
     each = mesh.make_meshes(config, jax.devices()).of_engines
-    assert [[device.id for device in one.sampler.devices.flat] for one in each] == [[1, 2], [3, 4], [5, 6]]
-    assert all(one.trainer is each[0].trainer and not one.other_samplers for one in each)
+    assert [[device.id for device in one.samplers[0].devices.flat] for one in each] == [[1, 2], [3, 4], [5, 6]]
+    assert all(one.trainer is each[0].trainer and len(one.samplers) == 1 for one in each)
     [alone] = mesh.make_meshes(run(), jax.devices()).of_engines
-    assert [device.id for device in alone.sampler.devices.flat] == [1]
+    assert [device.id for device in alone.samplers[0].devices.flat] == [1]
 
 
 def test_engines_that_do_not_fit_are_named() -> None:

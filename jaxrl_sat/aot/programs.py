@@ -83,7 +83,7 @@ def make(
     side = "trainer" if name == TRAIN else "sampler"
     sizes = mesh.axes(config)[side]
     grid = mesh.device_mesh(side, sizes, topology.devices)
-    meshes = mesh.Meshes(trainer=grid, sampler=grid, colocated=True)
+    meshes = mesh.Meshes(trainer=grid, samplers=(grid,), colocated=True)
     if name == TRAIN:
         return _train(config, model_config, meshes, sizes, microbatches or most_microbatches(config))
     return _sampling(name, config, model_config, meshes, sizes)

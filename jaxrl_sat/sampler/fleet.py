@@ -25,11 +25,8 @@ class Fleet:
         return sum(sum(engine.compilations.values()) for engine in self.engines)
 
     def load_params(self, params: Params, version: int) -> FleetWeights:
-        """Copy parameters to every engine. Raises `InputError`, which names one, where any is not finite."""
-        loaded = FleetWeights(tuple(engine.load_params(params, version) for engine in self.engines))
-        for weights in loaded.engines:
-            check_finite(weights)
-        return loaded
+        """What `load_checked` does, on all engines."""
+        return load_checked(self.engines, params, version)
 
     def generate(
         self,
@@ -41,3 +38,11 @@ class Fleet:
         """What `worker.generate_on` does. A request's tokens do not hang on which engine serves it."""
         engines = list(zip(self.engines, weights.engines, strict=True))
         return generate_on(engines, requests, should_stop, temperature, order=self.order)
+
+
+def load_checked(engines: Sequence[RolloutEngine], params: Params, version: int) -> FleetWeights:
+    """Copy parameters to every engine. Raises `InputError`, which names one, where any is not finite."""
+    loaded = FleetWeights(tuple(engine.load_params(params, version) for engine in engines))
+    for weights in loaded.engines:
+        check_finite(weights)
+    return loaded

@@ -21,12 +21,13 @@ from typing import Literal
 
 from jaxrl_sat.sampler.engine import RolloutEngine
 from jaxrl_sat.sampler.engine_thread import EngineThread, Turn
+from jaxrl_sat.sampler.fleet import load_checked
 from jaxrl_sat.sampler.record import Fields
 from jaxrl_sat.sampler.slots import Outcome, unstarted
 from jaxrl_sat.sampler.stop_strings import Codec
 from jaxrl_sat.sampler.tickets import Busy, RequestFailed, Ticket, text_of
 from jaxrl_sat.sampler.waiting import Order, Waiting
-from jaxrl_sat.sampler.weights import WeightHolder, check_finite
+from jaxrl_sat.sampler.weights import WeightHolder
 from jaxrl_sat.types import InputError, Params, Request, Rollout
 
 log = logging.getLogger(__name__)
@@ -172,11 +173,9 @@ class SamplerService:
         Raises `InputError` for weights that are not finite; no engine takes them then.
         """
         with self._swapping:
-            loaded = [thread.engine.load_params(params, version) for thread in self._threads]
-            for weights in loaded:
-                check_finite(weights)
+            loaded = load_checked([thread.engine for thread in self._threads], params, version)
             with self._lock:
-                for thread, weights in zip(self._threads, loaded, strict=True):
+                for thread, weights in zip(self._threads, loaded.engines, strict=True):
                     thread.pending = weights if at == "batch" else None
                     if at == "step":
                         thread.holder.swap(weights)

@@ -16,6 +16,7 @@ from jaxrl_sat.config import RunConfig
 from jaxrl_sat.data.tokenizer import Tokenizer
 from jaxrl_sat.layout import Layout
 from jaxrl_sat.sampler import RolloutEngine, WeightHolder
+from jaxrl_sat.sampler.fleet import load_checked
 from jaxrl_sat.sampler.waiting import Order
 from jaxrl_sat.serving.body import Served
 from jaxrl_sat.types import InputError, Params
@@ -43,13 +44,13 @@ def load(config: RunConfig, engines: int, checkpoint: Path | None, name: str | N
     groups = _device_groups(config, engines)
     built = [
         parts.make_engine(
-            config, model_config, mesh.Meshes(group, group, True), tokenizer.eos_ids, tokenizer, restricted=True
+            config, model_config, mesh.Meshes(group, (group,), True), tokenizer.eos_ids, tokenizer, restricted=True
         )
         for group in groups
     ]
     layout = Layout.of(groups[0], mesh.SAMPLER_RULES)
     version, params = _params(config, model_config, layout, checkpoint)
-    holders = [WeightHolder(engine.load_params(params, version)) for engine in built]
+    holders = [WeightHolder(weights) for weights in load_checked(built, params, version).engines]
     served = Served(
         model=name or Path(config.model.path).name,
         tokenizer=tokenizer,
@@ -61,7 +62,7 @@ def load(config: RunConfig, engines: int, checkpoint: Path | None, name: str | N
     return Loaded(built, holders, config.sampler.order, tokenizer, served)
 
 
-def _device_groups(config: RunConfig, engines: int) -> list[Mesh]:
+def _device_groups(config: RunConfig, engines: int) -> tuple[Mesh, ...]:
     devices = jax.devices()
     wanted, each = mesh.sampling_devices(config, engines), mesh.sampling_devices(config, 1)
     if len(devices) < wanted:

@@ -100,6 +100,15 @@ def test_a_checkpoints_weights_are_served_under_its_version(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, holder.current.decode_params, expected)
 
 
+def test_weights_that_are_not_finite_are_not_served(tmp_path):
+    start = load_hf(embedded.model_path())[1]
+    broken = start | {"embedding": start["embedding"].at[3, 5].set(jnp.nan)}
+    with contextlib.closing(Checkpointer(tmp_path / "checkpoints", keep=1)) as checkpoints:
+        checkpoints.save(TrainState(broken, {}, jnp.int32(7), jnp.int32(0)), {})
+    with pytest.raises(InputError, match=r"^weights of version 7: \S+ not finite; finite numbers alone allowed$"):
+        build.load(config.from_config_dict(flagship()), 1, tmp_path, None)
+
+
 def test_engines_beyond_the_devices():
     with pytest.raises(
         InputError, match="--workers and --grpc-port: 9 engines of 1 devices, 8 devices found; allowed:"
