@@ -61,10 +61,8 @@ def final_answer(response: str) -> str | None:
     return None
 
 
-# Each of these gives None where its convention is not used, and "" where it is used and there is no answer.
-
-
-def _boxed(text: str) -> str | None:
+def boxes_of(text: str) -> list[tuple[int, int, int]] | None:
+    """The outermost boxes: where the command, the content and the closing brace are. None where one is not closed."""
     opened: list[tuple[int, int]] = []  # where a box's command and its content start, or (-1, -1) for a mere brace
     boxes: list[tuple[int, int, int]] = []
     for match in _BRACE.finditer(text):
@@ -79,10 +77,23 @@ def _boxed(text: str) -> str | None:
                 while boxes and boxes[-1][0] > begin:
                     boxes.pop()
                 boxes.append((begin, content, match.start()))
-    if any(begin >= 0 for begin, _ in opened):
+    return None if any(begin >= 0 for begin, _ in opened) else boxes
+
+
+def is_placeholder(content: str) -> bool:
+    """Whether a box is only mentioned: it is empty or holds dots."""
+    return _PLACEHOLDER.fullmatch(content) is not None
+
+
+# Each of these gives None where its convention is not used, and "" where it is used and there is no answer.
+
+
+def _boxed(text: str) -> str | None:
+    boxes = boxes_of(text)
+    if boxes is None:
         return ""
     seen = bool(boxes)
-    boxes = [box for box in boxes if not _PLACEHOLDER.fullmatch(text[box[1] : box[2]])]
+    boxes = [box for box in boxes if not is_placeholder(text[box[1] : box[2]])]
     bare = list(_BARE_BOX.finditer(text))
     if bare and (not boxes or bare[-1].start() > boxes[-1][0]):
         return trimmed(bare[-1].group(1), _EDGES)

@@ -22,7 +22,13 @@ def verify(response: str, answer: str) -> bool:
     `extract` says where the final answer is looked for. Numbers are compared exactly, whatever their length; formulas,
     sets, intervals and so on by what they mean (docs/verifier.md). May be called from any thread.
     """
-    return outcomes([response], [answer])[0] is Outcome.RIGHT
+    return outcome(response, answer) is Outcome.RIGHT
+
+
+def outcome(response: str, answer: str) -> Outcome:
+    """What became of one response; `verify` says whether it is right."""
+    case = _case(response, answer)
+    return case if isinstance(case, Outcome) else shared_pool().ask(*case)
 
 
 def score(responses: Sequence[str], answers: Sequence[str]) -> Float[np.ndarray, " n"]:
