@@ -135,8 +135,9 @@ class Progress:
             self._skipped = metrics["train/skipped"]
             self._bar.write(f"update {step} skipped: loss not finite or no active token", file=sys.stderr)
         for name, value in metrics.items():
-            if name.startswith("eval/"):
-                self._bar.write(f"after {step} updates: {name} = {value:.4f}", file=sys.stderr)
+            if name.startswith("eval/") and not name.endswith("_ci"):
+                sure = f" +- {metrics[f'{name}_ci']:.4f}" if f"{name}_ci" in metrics else ""
+                self._bar.write(f"after {step} updates: {name} = {value:.4f}{sure}", file=sys.stderr)
 
     def flush(self) -> None:
         """Nothing: what a person sees is never held back."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from matplotlib.figure import Figure
 from jaxrl_sat.types import InputError
 
 PANELS = (
-    ("Held-out avg@k", "eval/"),
+    ("Held-out avg@k", r"eval/(.+)/avg_at_\d+"),
     ("Training reward", "reward/mean"),
     ("Training-inference mismatch, mean |d|", "staleness/abs_d_mean"),
     ("Realised lag, updates", "staleness/lag_mean"),
     ("SAT reference scale q", "sat/q"),
     ("Share of tokens SAT newly clips", "sat/newly_clipped_fraction"),
 )
+"""Titles, and what the names of the metrics match; each that does is a line of its own."""
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -41,18 +43,18 @@ def _smoothed(values: Sequence[float], width: int) -> list[float]:
     return [sum(values[max(0, i + 1 - width) : i + 1]) / min(width, i + 1) for i in range(len(values))]
 
 
-def _plot(axes: Axes, records: list[dict[str, Any]], prefix: str, label: str) -> None:
-    points = [
-        (record["step"], value)
-        for record in records
-        for name, value in record.items()
-        if name.startswith(prefix) and value is not None
-    ]
-    if not points:
-        return
-    steps, values = zip(*points, strict=True)
-    sparse = len(points) < 0.5 * len(records)
-    axes.plot(steps, values if sparse else _smoothed(values, 10), marker="o" if sparse else None, ms=3, label=label)
+def _plot(axes: Axes, records: list[dict[str, Any]], pattern: str, label: str) -> None:
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for record in records:
+        for name, value in record.items():
+            if value is not None and re.fullmatch(pattern, name):
+                lines.setdefault(name, []).append((record["step"], value))
+    for name, points in lines.items():
+        steps, values = zip(*points, strict=True)
+        sparse = len(points) < 0.5 * len(records)
+        shown = values if sparse else _smoothed(values, 10)
+        which = f"{label} {name.split('/')[1]}" if len(lines) > 1 else label
+        axes.plot(steps, shown, marker="o" if sparse else None, ms=3, label=which)
 
 
 def draw(folders: Sequence[Path], out: Path) -> None:
@@ -60,14 +62,14 @@ def draw(folders: Sequence[Path], out: Path) -> None:
     figure = Figure(figsize=(12, 6), layout="constrained")
     FigureCanvasAgg(figure)
     runs = [(folder.name, read(folder)) for folder in folders]
-    for axes, (title, prefix) in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
+    for axes, (title, pattern) in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
         for label, records in runs:
-            _plot(axes, records, prefix, label)
+            _plot(axes, records, pattern, label)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("update", fontsize=8)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.3)
-        if len(runs) > 1:
+        if len(axes.lines) > 1:
             axes.legend(fontsize=7)
     figure.savefig(out, dpi=110)
 
