@@ -1,4 +1,4 @@
-"""TFDS builder of the arithmetic set and its preparation on disk, without TensorFlow."""
+"""TFDS builders of the arithmetic set and of sets from files, and their preparation on disk, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from jaxrl_sat.paths import cache_dir
 from jaxrl_sat.types import InputError
 
 SEED = 0
+FIELDS = ("prompt", "answer", "source", "id")
+"""Features of a prepared set."""
 
 
 class Arithmetic(tfds.core.GeneratorBasedBuilder):
@@ -63,15 +65,64 @@ def prepare(data_dir: str | os.PathLike[str] | None = None) -> Path:
             f"data set folder {final.parent} cannot be written ({error.strerror}); set XDG_CACHE_HOME to one that can"
         ) from error
     try:
-        tfds.disable_progress_bar()
-        with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
-            builder = Arithmetic(data_dir=building, file_format="array_record")
-            builder.download_and_prepare()
+        built = _built(Arithmetic(data_dir=building, file_format="array_record"))
         try:
-            os.rename(builder.data_dir, final)
+            os.rename(built, final)
         except OSError:
             if not final.is_dir():  # otherwise another process was first, with the same content
                 raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return final
+
+
+class Prepared(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """Problems from files, in their order: `prompt`, `answer`, `source` and `id` as text."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    url_infos = None  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+    def __init__(
+        self,
+        name: str,
+        splits: Mapping[str, Callable[[], Iterable[dict[str, str]]]],
+        weights: Mapping[str, float],
+        data_dir: Path,
+    ):
+        self.name = name
+        self._splits, self._weights = splits, weights
+        super().__init__(data_dir=str(data_dir), file_format="array_record")
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.FeaturesDict({name: tfds.features.Text() for name in FIELDS}),
+            metadata=tfds.core.MetadataDict(weights=dict(self._weights)),
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, str]]]]:
+        del dl_manager
+        return {split: self._generate_examples(records) for split, records in self._splits.items()}
+
+    def _generate_examples(
+        self, records: Callable[[], Iterable[dict[str, str]]]
+    ) -> Iterator[tuple[int, dict[str, str]]]:
+        yield from enumerate(records())
+
+
+def write_prepared(
+    name: str,
+    splits: Mapping[str, Callable[[], Iterable[dict[str, str]]]],
+    weights: Mapping[str, float],
+    data_dir: Path,
+) -> Path:
+    """Write a set of records with `FIELDS` under `data_dir`; returns its folder. `weights`: of sources, by name."""
+    return _built(Prepared(name, splits, weights, data_dir))
+
+
+def _built(builder: tfds.core.DatasetBuilder) -> Path:
+    tfds.disable_progress_bar()
+    with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
+        builder.download_and_prepare()
+    return Path(builder.data_dir)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping
+import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grain
 import numpy as np
 import tensorflow_datasets as tfds
+from absl import flags
+from jaxtyping import Int
 
+from jaxrl_sat.data import mixture
 from jaxrl_sat.data.builder import prepare
 from jaxrl_sat.data.catalogue import read_data_set
 from jaxrl_sat.data.tokenizer import Tokenizer
 from jaxrl_sat.types import InputError, Prompt, reading
 
+Template = Literal["chat", "none"]
+"""How a prompt is rendered: as the user's message in the tokenizer's chat template, or as it stands."""
+
 
 def _open(path: str, split: str, key: str) -> tuple[Any, Path]:
-    """The random-access source of one split, and the folder it lies in."""
+    """The TFDS builder of a set that has this split, and the folder it lies in."""
     folder = read_data_set(path, key).folder or prepare()
     try:
         builder: Any = tfds.builder_from_directory(folder)
@@ -31,8 +39,7 @@ def _open(path: str, split: str, key: str) -> tuple[Any, Path]:
         raise InputError(f"{key} {path} has no split {split!r}, only {', '.join(sorted(builder.info.splits))}")
     if builder.info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
         raise InputError(f"{key} {path} is stored as {builder.info.file_format.value}; it must be array_record")
-    with reading(f"{key} {path}"):
-        return builder.as_data_source(split=split), folder
+    return builder, folder
 
 
 def _text(value: Any) -> str:
@@ -40,12 +47,72 @@ def _text(value: Any) -> str:
     return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
+class _Reader:
+    """The prompts of one split by index. Travels to Grain's workers, which open the split for themselves."""
+
+    def __init__(self, folder: Path, split: str, tokenizer: Tokenizer, limit: int, template: Template):
+        self.folder, self._split, self._tokenizer, self._limit = folder, split, tokenizer, limit
+        self._template = template
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "source"}
+
+    @functools.cached_property
+    def source(self) -> Any:
+        builder: Any = tfds.builder_from_directory(self.folder)
+        return builder.as_data_source(split=self._split)
+
+    def prompts(self, indices: Sequence[int]) -> list[Prompt]:
+        """The prompts at `indices`. Raises `InputError` for one of more tokens than allowed, or of none."""
+        ids = [int(i) for i in indices]
+        return [self._prompt(i, record) for i, record in zip(ids, self.source.__getitems__(ids), strict=True)]
+
+    def _render(self, record: Mapping[str, Any]) -> str:
+        prompt = _text(record["prompt"])
+        return prompt if self._template == "none" else self._tokenizer.render([{"role": "user", "content": prompt}])
+
+    def _prompt(self, index: int, record: Mapping[str, Any]) -> Prompt:
+        text = self._render(record)
+        tokens = self._tokenizer.encode(text)
+        if not tokens:
+            raise InputError(f"prompt {index} of {self.folder} is empty; allowed: 1 to {self._limit} tokens")
+        if len(tokens) > self._limit:
+            raise InputError(
+                f"prompt {index} of {self.folder} has {len(tokens)} tokens; data.max_prompt_tokens allows {self._limit}"
+            )
+        return Prompt(
+            id=index,
+            text=text,
+            answer=_text(record["answer"]),
+            tokens=np.asarray(tokens, np.int32),
+            source=_text(record.get("source", "")),
+            problem_id=_text(record.get("id", index)),
+            record={name: _text(value) if isinstance(value, bytes) else value for name, value in record.items()},
+        )
+
+    def by_source(self, chunk: int = 4096) -> dict[str, Int[np.ndarray, " _"]]:
+        """The indices of each source's problems. Goes through the split once and raises where `prompts` would.
+
+        A token has at least one byte, so a text of few bytes need not be encoded.
+        """
+        found: dict[str, list[int]] = {}
+        for start in range(0, len(self.source), chunk):
+            ids = list(range(start, min(start + chunk, len(self.source))))
+            for index, record in zip(ids, self.source.__getitems__(ids), strict=True):
+                rendered = self._render(record)
+                if not rendered or len(rendered.encode("utf-8")) > self._limit:
+                    self._prompt(index, record)
+                found.setdefault(_text(record.get("source", "")), []).append(index)
+        return {name: np.asarray(ids) for name, ids in found.items()}
+
+
 class PromptLoader:
     """The prompts of one split in an order that depends on the seed alone.
 
-    Update u takes the u-th block of `prompts_per_update` problems of an endless sequence, reshuffled each epoch;
-    process p of n takes every n-th of the block from p. So nothing but the update number is needed to go on after a
-    stop.
+    Update u takes the u-th block of `prompts_per_update` problems of an endless sequence, reshuffled each epoch, with
+    the sources in the shares of their weights (`jaxrl_sat.data.mixture`); process p of n takes every n-th of the block
+    from p. So nothing but the update number is needed to go on after a stop. `workers` processes read ahead, spawned,
+    from the first update that is asked for; the prompts are the same with any number of them.
     """
 
     def __init__(
@@ -59,6 +126,9 @@ class PromptLoader:
         process_index: int = 0,
         process_count: int = 1,
         key: str = "data.path",
+        template: Template = "chat",
+        workers: int = 0,
+        balanced: bool = False,
     ):
         """Open the set; "arithmetic" builds the embedded one first if need be. `key` is what gave the path.
 
@@ -72,52 +142,58 @@ class PromptLoader:
             )
         if not 0 <= process_index < process_count:
             raise InputError(f"process {process_index} is outside 0..{process_count - 1}")
-        self._tokenizer = tokenizer
-        self._limit = max_prompt_tokens
-        self._source, self.folder = _open(os.fspath(path), split, key)
-        self._per_process = prompts_per_update // process_count
-        if not len(self._source):
-            raise InputError(f"{key} {path}: split {split!r} is empty")
+        builder, self.folder = _open(os.fspath(path), split, key)
+        self._reader = _Reader(self.folder, split, tokenizer, max_prompt_tokens, template)
         with reading(f"{key} {path}"):
-            self._check_lengths()
-        order = grain.MapDataset.range(len(self._source)).seed(seed).shuffle().repeat()
-        self._mine: Any = order[process_index::process_count]
+            if not len(self._reader.source):
+                raise InputError(f"{key} {path}: split {split!r} is empty")
+            sources = self._reader.by_source()
+            weights = _weights(builder) if split == "train" else {}
+            self.order: Any = mixture.order(sources, weights, seed, prompts_per_update, balanced)
+        mine = self.order[process_index::process_count]
+        self._indices: Any = mine.batch(prompts_per_update // process_count, batch_fn=list)
+        self._workers = workers
+        self._ahead: Any = None
+        self._next = -1
 
     def __len__(self) -> int:
         """Problems in the split, over all processes."""
-        return len(self._source)
+        return len(self._reader.source)
 
     def batch(self, update: int) -> list[Prompt]:
-        """This process's prompts of one update (from 0). Any update can be asked for at any time."""
-        first = update * self._per_process
-        return self._prompts([int(self._mine[first + i]) for i in range(self._per_process)])
+        """This process's prompts of one update (from 0). Any can be asked for at any time, by one thread at once."""
+        if not self._workers:
+            return self._reader.prompts(self._indices[update])
+        if update != self._next:
+            self.close()
+            self._ahead = iter(self._reading_from(update))
+        self._next = update + 1
+        return next(self._ahead)
 
     def eval_prompts(self, limit: int) -> list[Prompt]:
         """The first `limit` prompts of the split in stored order, the same for every seed and process."""
-        return self._prompts(list(range(min(limit, len(self)))))
+        return self._reader.prompts(range(min(limit, len(self))))
 
-    def _prompts(self, ids: list[int]) -> list[Prompt]:
-        return [self._prompt(i, record) for i, record in zip(ids, self._source.__getitems__(ids), strict=True)]
+    def close(self) -> None:
+        """End the workers, if there are any; `batch` starts others."""
+        if self._ahead is not None:
+            self._ahead.close()
+        self._ahead, self._next = None, -1
 
-    def _render(self, record: Mapping[str, Any]) -> str:
-        return self._tokenizer.render([{"role": "user", "content": _text(record["prompt"])}])
+    def _reading_from(self, update: int) -> Any:
+        if not flags.FLAGS.is_parsed():
+            flags.FLAGS.mark_as_parsed()  # Grain asks for flags of its own, which only a program of absl's has read
+        wanted = self._indices[update:].map(self._reader.prompts)
+        one_by_one = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+        options = grain.MultiprocessingOptions(num_workers=self._workers, per_worker_buffer_size=2)
+        return wanted.to_iter_dataset(one_by_one).mp_prefetch(options, worker_init_fn=_ignore_interrupts)
 
-    def _prompt(self, index: int, record: Mapping[str, Any]) -> Prompt:
-        text = self._render(record)
-        tokens = self._tokenizer.encode(text)
-        if not tokens:
-            raise InputError(f"prompt {index} of {self.folder} is empty; allowed: 1 to {self._limit} tokens")
-        if len(tokens) > self._limit:
-            raise InputError(
-                f"prompt {index} of {self.folder} has {len(tokens)} tokens; data.max_prompt_tokens allows {self._limit}"
-            )
-        return Prompt(index, text, _text(record["answer"]), np.asarray(tokens, np.int32))
 
-    def _check_lengths(self, chunk: int = 4096) -> None:
-        """Go through the split once. A token has at least one byte, so a text of few bytes need not be encoded."""
-        for start in range(0, len(self), chunk):
-            ids = list(range(start, min(start + chunk, len(self))))
-            for index, record in zip(ids, self._source.__getitems__(ids), strict=True):
-                rendered = self._render(record)
-                if not rendered or len(rendered.encode("utf-8")) > self._limit:
-                    self._prompt(index, record)
+def _weights(builder: Any) -> dict[str, float]:
+    """The shares of prompts by source that a prepared set was given, if any."""
+    return dict((builder.info.metadata or {}).get("weights", {}))
+
+
+def _ignore_interrupts(worker: int, workers: int) -> None:
+    """Ctrl-C is for the run, which then ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

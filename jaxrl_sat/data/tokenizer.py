@@ -121,6 +121,9 @@ class Tokenizer:
         compiled = _compile(template, folder) if template is not None else None
         return cls(folder, core, eos_ids, eos_ids[0] if pad is None else pad, compiled, special)
 
+    def __reduce__(self) -> tuple[Any, tuple[Path]]:
+        return _load, (self.folder,)  # a compiled template cannot travel to another process
+
     @property
     def vocab_size(self) -> int:
         """One more than the largest id."""
@@ -150,6 +153,10 @@ class Tokenizer:
             )
         except Exception as error:  # whatever a template does wrong is the template's fault, not ours
             raise InputError(f"the chat template in {self.folder} fails: {_line(error)}") from error
+
+
+def _load(folder: Path) -> Tokenizer:
+    return Tokenizer.load(folder)
 
 
 def _eos_ids(folder: Path, core: tokenizers.Tokenizer, special: Mapping[str, str]) -> tuple[int, ...]:

@@ -93,6 +93,12 @@ def test_processes_share_a_block_without_overlap(prepared, tokenizer):
         assert [parts[i % 4][i // 4] for i in range(8)] == ids(whole.batch(update))
 
 
+def test_a_prompt_may_be_read_as_it_stands(prepared, tokenizer):
+    plain, chat = (loader(prepared, tokenizer, template=template).batch(3) for template in ("none", "chat"))
+    assert [f"<bos><user>{p.text}<assistant>" for p in plain] == [p.text for p in chat]
+    assert [p.text for p in plain] == [tokenizer.decode(p.tokens) for p in plain]
+
+
 def test_evaluation_prompts_are_the_same_for_every_seed(prepared, tokenizer):
     assert ids(loader(prepared, tokenizer).eval_prompts(20)) == list(range(20))
     one, other = (loader(prepared, tokenizer, seed=seed).eval_prompts(20) for seed in (1, 2))
