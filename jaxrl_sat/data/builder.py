@@ -89,7 +89,7 @@ class Prepared(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         weights: Mapping[str, float],
         data_dir: Path,
     ):
-        self.name = name
+        self.name = name  # pyright: ignore[reportAttributeAccessIssue]
         self._splits, self._weights = splits, weights
         super().__init__(data_dir=str(data_dir), file_format="array_record")
 

@@ -26,6 +26,8 @@ from jaxrl_sat.types import InputError
 
 CHUNK = 4096
 """Problems whose answers the verifier is asked about at once."""
+TOLD = 100_000
+"""Rows from one word on progress to the next."""
 UNFIT = 100
 """First rows without the columns of a problem, after which the whole file is said to have none."""
 QUANTILES = {"least": 0.0, "median": 0.5, "90%": 0.9, "99%": 0.99, "most": 1.0}
@@ -45,6 +47,10 @@ class Source:
     split: str = "train"
 
 
+def _to_nobody(words: str) -> None:
+    del words
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """What is kept.
@@ -52,7 +58,8 @@ class Options:
     `on_bad_row`: a row without a problem, an answer or an id of its own is passed over and counted, or ends it all;
     `on_bad_file` the same of a file. `keep_unreadable`: answers that the verifier can only compare as text stay.
     `keep_conflicts`: of a problem with two answers the first copy stays. `instruction` is put behind every prompt.
-    `count_tokens`: of a prompt, as the model will read it; more than `max_tokens` (0: any) are too many.
+    `count_tokens`: of a prompt, as the model will read it; more than `max_tokens` (0: any) are too many. `progress` is
+    told, in words, how far it has come.
     """
 
     on_bad_row: Literal["skip", "refuse"] = "skip"
@@ -62,6 +69,7 @@ class Options:
     instruction: str = ""
     count_tokens: Callable[[str], int] | None = None
     max_tokens: int = 0
+    progress: Callable[[str], object] = _to_nobody
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,6 +170,8 @@ def _usable(source: Source, options: Options, account: Account) -> Iterator[tupl
     try:
         for place, found in _examples(source):
             account.read += 1
+            if account.read % TOLD == 0:
+                options.progress(f"{source.file}: {account.read} rows")
             if isinstance(found, str):
                 _bad(options, account, place, found)
             else:
@@ -238,6 +248,8 @@ def _filter(
     for file in kept.values():
         file.touch()
     for chunk in _chunks(waiting):
+        if chunk[0].number:
+            options.progress(f"{chunk[0].number} problems checked")
         readable = rewards.readable([one.record["answer"] for one in chunk])
         for one, reads in zip(chunk, readable, strict=True):
             account = accounts[one.record["source"]]

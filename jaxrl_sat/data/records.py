@@ -51,7 +51,7 @@ class Row:
 
 
 def rows(path: Path, split: str = "train", columns: Collection[str] = ()) -> Iterator[Row]:
-    """The rows of a file, or of one split of a prepared set's folder. Of Parquet only `columns`, where some are named.
+    """The rows of a file, or of one split of a prepared set's folder. Of Parquet, values of `columns` alone, if named.
 
     Raises `BadFile` for one that is missing, empty, cut off, or not what its name says.
     """
@@ -182,18 +182,19 @@ def _parquet_rows(path: Path, columns: Collection[str]) -> Iterator[Row]:
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            meta = file.metadata
+            meta, names = file.metadata, file.schema_arrow.names
             size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
             rows_at_once = max(1, min(1024, PARQUET_BYTES * meta.num_rows // max(1, size)))
-            wanted = [name for name in file.schema_arrow.names if not columns or name in columns]
+            wanted = [name for name in names if not columns or name in columns] or names
+            unread = dict.fromkeys(name for name in names if name not in wanted)
             for batch in file.iter_batches(rows_at_once, columns=wanted, use_threads=False):
                 small = batch.nbytes <= ROW_BYTES
                 for one in [batch] if small else [batch.slice(i, 1) for i in range(batch.num_rows)]:
                     large = one.nbytes > ROW_BYTES
                     for fields in [None] if large else one.to_pylist():
                         number += 1
-                        yield _too_large(number) if fields is None else Row(number, fields)
-    except (pyarrow.ArrowException, OSError) as error:
+                        yield _too_large(number) if fields is None else Row(number, unread | fields)
+    except Exception as error:  # of Arrow, or of what it was given for text
         raise BadFile(f"row {number + 1} cannot be read ({_line(error)})") from error
 
 

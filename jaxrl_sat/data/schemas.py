@@ -1,11 +1,13 @@
 """From a row as its file has it to a problem: where prompt, answer and id stand, and what stands around them.
 
-dapo     prompt (messages), reward_model.ground_truth, extra_info.index; or problem, answer, id
-dolci    prompt or messages, ground_truth
-gsm8k    question, answer behind the last ####
-math     problem, answer or the last \\boxed of solution, unique_id
-aime     problem, answer or expected_answer, id
-plain    prompt, answer, id
+    dapo     prompt (messages), reward_model.ground_truth, extra_info.index; or problem, answer, id
+    dolci    prompt or messages, ground_truth
+    gsm8k    question, answer behind the last ####
+    math     problem, answer or the last \\boxed of solution, unique_id
+    aime     problem, answer or expected_answer, id
+    plain    prompt, answer, id
+
+A dot stands before a field within a column.
 """
 
 from __future__ import annotations
@@ -108,22 +110,23 @@ def recognise(fields: Mapping[str, Any], schema: str | None) -> Form:
 
 
 WRAPPERS = (
-    re.compile(r"\s*user:\s+(.*)", re.DOTALL | re.IGNORECASE),
-    re.compile(
-        r"\s*Solve the following math problem step by step\. The last line of your response should be of the form "
-        r"Answer: \$?Answer \(without quotes\) where \$?Answer is the answer to the problem\.\s*(.*?)"
-        r"\s*(?:Remember to put your answer on its own line after \"Answer:\"\.)?\s*",
-        re.DOTALL,
+    (re.compile(r"\s*user:\s", re.IGNORECASE), ""),
+    (
+        re.compile(
+            r"\s*Solve the following math problem step by step\. The last line of your response should be of the form "
+            r"Answer: \$?Answer \(without quotes\) where \$?Answer is the answer to the problem\."
+        ),
+        'Remember to put your answer on its own line after "Answer:".',
     ),
 )
-"""What some sets write around a problem (the role of the speaker; DAPO's instructions); the group is the problem."""
+"""What some sets write before and behind a problem: the role of the speaker; DAPO's instructions."""
 
 
 def without_wrapper(prompt: str) -> str:
     """The problem alone."""
-    for wrapper in WRAPPERS:
-        if match := wrapper.fullmatch(prompt):
-            prompt = match[1]
+    for before, behind in WRAPPERS:
+        if match := before.match(prompt):
+            prompt = prompt[match.end() :].strip().removesuffix(behind)
     return prompt.strip()
 
 

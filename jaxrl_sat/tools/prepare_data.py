@@ -61,6 +61,7 @@ def run(arguments: Sequence[str]) -> None:
         instruction=given.instruction,
         count_tokens=_counter(given.tokenizer, given.template) if given.tokenizer else None,
         max_tokens=given.max_tokens,
+        progress=lambda words: print(words, file=sys.stderr, flush=True),
     )
     try:
         with building(out) as folder:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from jaxrl_sat.data.characters import write_tokenizer
@@ -158,6 +160,13 @@ def test_files_that_cannot_be_used_are_refused_or_skipped(tmp_path: Path) -> Non
         assert of(report, "bad")["dropped"] == {"file that cannot be used": 1}
         assert said.split(";")[0] in of(report, "bad")["examples"]["file that cannot be used"][0]
         assert report["splits"]["train"]["problems"] == (2 if name == "cut.json" else 1)
+
+
+def test_the_columns_of_parquet_are_named_too(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"text": "t", "prompt": "p"}]), file)
+    with pytest.raises(InputError, match="a.parquet: has the columns text, prompt; allowed"):
+        list(read_examples(file))
 
 
 def test_a_split_with_nothing_left_is_refused_with_the_reasons(tmp_path: Path) -> None:

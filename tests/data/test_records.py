@@ -43,7 +43,9 @@ def test_all_kinds_of_file_say_the_same(tmp_path: Path) -> None:
     flat = [{"prompt": fields["prompt"], "n": i} for i, fields in enumerate(FIELDS)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(flat), tmp_path / "f.parquet", row_group_size=4)
     assert found(tmp_path / "f.parquet") == flat
-    assert [row.fields for row in rows(tmp_path / "f.parquet", columns=["n", "other"])] == [{"n": i} for i in range(9)]
+    assert [row.fields for row in rows(tmp_path / "f.parquet", columns=["n", "other"])] == [
+        {"n": i, "prompt": None} for i in range(9)
+    ]
     assert [row.number for row in rows(tmp_path / "f.parquet")] == list(range(1, 10))
 
 
@@ -83,7 +85,8 @@ def test_rows_without_fields_are_numbered_with_what_is_wrong(tmp_path: Path, mon
 
 
 def test_files_that_are_not_what_their_names_say(tmp_path: Path) -> None:
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"n": "1" * 4000}] * 50), tmp_path / "good.parquet")
+    table = pyarrow.Table.from_pylist([{"n": "1" * 4000}] * 50)
+    pyarrow.parquet.write_table(table, tmp_path / "good.parquet", compression="none")
     good = (tmp_path / "good.parquet").read_bytes()
     contents = {
         "a.jsonl": (good, "holds Parquet; its name says JSON lines"),
@@ -97,6 +100,7 @@ def test_files_that_are_not_what_their_names_say(tmp_path: Path) -> None:
         "i.json": (b'[{"n": 1}, {"n": ', "ends in the middle of element 2 of its array"),
         "j.json": (b'[{"n": "\\', "ends in the middle of element 1"),
         "k.json": (b"[{}] [{}]", "goes on behind its array of 1"),
+        "m.parquet": (good.replace(b"1" * 40, b"\xff" * 40), "row 1 cannot be read"),
         "l.array_record": (b"not one", "record 1 cannot be read"),
     }
     for name, (content, said) in contents.items():
