@@ -27,6 +27,7 @@ FUNCTIONS: dict[str, Callable[..., sympy.Expr]] = {
     "tanh": sympy.tanh,
     "exp": sympy.exp,
     "ln": sympy.log,
+    "lg": sympy.log,
     "log": sympy.log,
     "floor": sympy.floor,
     "ceil": sympy.ceiling,

@@ -12,6 +12,7 @@ from jaxrl_sat.rewards.lexer import Unreadable
 from jaxrl_sat.rewards.normalise import as_text, tidy
 from jaxrl_sat.rewards.read import read
 from jaxrl_sat.rewards.reals import reals, same_reals
+from jaxrl_sat.rewards.units import ratio
 from jaxrl_sat.rewards.values import (
     Answer,
     Choice,
@@ -21,6 +22,7 @@ from jaxrl_sat.rewards.values import (
     Matrix,
     Ratio,
     Reals,
+    Residue,
     Value,
     Words,
 )
@@ -28,6 +30,11 @@ from jaxrl_sat.rewards.values import (
 DECIMALS = 6
 """Digits behind the point that a rounded or cut decimal of a fraction must have."""
 MOST_ITEMS = 60
+_STATED = re.compile(
+    r"(?=[^=]*[a-zA-Z])(?:\\?[a-zA-Z]++|_\{?\w++\}?|\([\w,]*+\)|\^\{-1\}|[-+/|\[\]{}'()* ])++=((?!\(?[-+]?0\)?$).+)",
+    re.ASCII,
+)
+"""A name for what is sought, of letters without numbers that multiply them, and what it is found to be."""
 
 
 def equivalent(found: str, answer: str) -> bool:
@@ -37,9 +44,21 @@ def equivalent(found: str, answer: str) -> bool:
     if by_text is not None:
         return by_text
     try:
-        return same(read(found), read(answer))
+        return _agree(found, answer)
     except Unreadable:
-        return False
+        stated = _STATED.fullmatch(found)
+        return stated is not None and "=" not in answer and equivalent(stated[1], answer)
+
+
+def _agree(found: str, answer: str) -> bool:
+    one, other = read(found), read(answer)
+    if same(one, other):
+        return True
+    if isinstance(one, Group) != isinstance(other, Group):  # 60,120 is a number, unless it stands for 60 and 120
+        return same(read(found, grouped=False), read(answer, grouped=False))
+    # What m + n or f(3) is found to be; the answer itself never loses its left side.
+    stated = _STATED.fullmatch(found) if isinstance(one, Equation) and not isinstance(other, Equation) else None
+    return stated is not None and "=" not in answer and same(read(stated[1]), other)
 
 
 def readable(answer: str) -> bool:
@@ -53,15 +72,18 @@ def readable(answer: str) -> bool:
 
 def same(found: Answer, answer: Answer) -> bool:
     """Whether two answers that were read mean the same."""
+    found, answer = _only(found, answer), _only(answer, found)
     if isinstance(found, Choice) or isinstance(answer, Choice):
         return _same_choice(found, answer)
+    if isinstance(found, Residue) or isinstance(answer, Residue):
+        return _same_residue(found, answer)
     if isinstance(found, Equation) or isinstance(answer, Equation):
         return _same_equation(found, answer)
     if isinstance(found, Words) or isinstance(answer, Words):
         return _same_words(found, answer)
     if isinstance(found, Value) and isinstance(answer, Value):
         return _same_value(found, answer)
-    if isinstance(found, Matrix) and isinstance(answer, Matrix):
+    if isinstance(found, Matrix) or isinstance(answer, Matrix):
         return _same_matrix(found, answer)
     if isinstance(found, Ratio) and isinstance(answer, Ratio):
         units = found.unit is None or answer.unit is None or found.unit == answer.unit
@@ -78,12 +100,15 @@ def same(found: Answer, answer: Answer) -> bool:
 
 def _same_value(found: Value, answer: Value) -> bool:
     if found.unit and answer.unit and found.unit != answer.unit:
-        return False
-    if found.percent == answer.percent:
+        size = ratio(found.unit, answer.unit)
+        return size is not None and _same_value(Value(found.expr * sympy.Rational(size), None, found.scale), answer)
+    if found.scale == answer.scale:
         return _same_number(found, answer)
     # 28% is taken for 28 as well as for 0.28, but only where the other side has no sign of its own.
-    share, plain = (found, answer) if found.percent else (answer, found)
-    return any(_same_number(Value(share.expr * scale), plain) for scale in (1, sympy.Rational(1, 100)))
+    scaled, plain = (found, answer) if answer.scale == 1 else (answer, found)
+    if plain.scale != 1:
+        return numeric.same(found.expr * found.scale, answer.expr * answer.scale)
+    return any(_same_number(Value(scaled.expr * scale), plain) for scale in (1, scaled.scale))
 
 
 def _same_number(found: Value, answer: Value) -> bool:
@@ -138,11 +163,48 @@ def _same_inequality(found: Inequality, answer: Inequality) -> bool:
     )
 
 
-def _same_matrix(found: Matrix, answer: Matrix) -> bool:
-    if [len(row) for row in found.rows] != [len(row) for row in answer.rows]:
+def _only(answer: Answer, beside: Answer) -> Answer:
+    """The one element of a set beside what is no set."""
+    if isinstance(answer, Group) and answer.brackets == "{}" and len(answer.items) == 1:
+        return answer if isinstance(beside, (Group, Reals)) else answer.items[0]
+    return answer
+
+
+def _same_residue(found: Answer, answer: Answer) -> bool:
+    one, other = (side.answer if isinstance(side, Residue) else side for side in (found, answer))
+    if same(one, other):
+        return not (isinstance(found, Residue) and isinstance(answer, Residue)) or found.modulus == answer.modulus
+    if not (isinstance(found, Residue) and isinstance(answer, Residue) and found.modulus == answer.modulus != 0):
         return False
-    pairs = zip(sum(found.rows, ()), sum(answer.rows, ()), strict=True)
-    return all(numeric.same(one, other) for one, other in pairs)
+    one, other = (side.right if isinstance(side, Equation) else side for side in (one, other))
+    whole = [side.expr for side in (one, other) if isinstance(side, Value) and isinstance(side.expr, sympy.Integer)]
+    return len(whole) == 2 and int(whole[0] - whole[1]) % found.modulus == 0
+
+
+def _rows(answer: Answer) -> Matrix | None:
+    """A matrix, also one written [[1, 2], [3, 4]]."""
+    if isinstance(answer, Matrix):
+        return answer
+    if not isinstance(answer, Group) or answer.brackets != "[]":
+        return None
+    rows = [
+        tuple(item.expr for item in row.items if isinstance(item, Value)) if isinstance(row, Group) else ()
+        for row in answer.items
+    ]
+    return Matrix(tuple(rows)) if all(rows) else None
+
+
+def _same_matrix(found: Answer, answer: Answer) -> bool:
+    """Entry by entry; a column is also the point or vector of its entries."""
+    for column, group in ((found, answer), (answer, found)):
+        if isinstance(column, Matrix) and isinstance(group, Group) and group.brackets == "()":
+            entries = tuple(Value(row[0]) for row in column.rows)
+            return all(len(row) == 1 for row in column.rows) and _same_group(Group(entries, "()"), group)
+    one, other = _rows(found), _rows(answer)
+    if one is None or other is None or [len(row) for row in one.rows] != [len(row) for row in other.rows]:
+        return False
+    pairs = zip(sum(one.rows, ()), sum(other.rows, ()), strict=True)
+    return all(numeric.same(left, right) for left, right in pairs)
 
 
 def _same_words(found: Answer, answer: Answer) -> bool:
@@ -154,7 +216,7 @@ def _same_words(found: Answer, answer: Answer) -> bool:
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"[\W_]+", " ", text.lower()).strip().removeprefix("the ")
+    return re.sub(r"^(?:the|an?) ", "", re.sub(r"[\W_]+", " ", text.lower()).strip())
 
 
 def _same_choice(found: Answer, answer: Answer) -> bool:
@@ -174,16 +236,28 @@ def _label(answer: Answer) -> str | None:
 
 
 def _same_group(found: Group, answer: Group) -> bool:
-    if len(found.items) != len(answer.items) or len(found.items) > MOST_ITEMS:
+    if max(len(found.items), len(answer.items)) > MOST_ITEMS:
         return False
-    unordered = ("", "{}")
-    if found.brackets in unordered and answer.brackets in unordered:
+    if found.brackets == answer.brackets == "{}":  # of a set it does not matter how often
+        return all(
+            any(same(one, other) for other in others)
+            for ones, others in ((found.items, answer.items), (answer.items, found.items))
+            for one in ones
+        )
+    if len(found.items) != len(answer.items):
+        return False
+    if _unordered(found) and _unordered(answer):
         return _matched(list(found.items), list(answer.items))
     # A list beside a point or vector keeps its order: x = 1, y = 2 is (1, 2).
     kinds = {found.brackets, answer.brackets}
     if len(kinds) != 1 and not (kinds == {"", "()"} and _in_order(found) and _in_order(answer)):
         return False
     return all(same(one, other) for one, other in zip(found.items, answer.items, strict=True))
+
+
+def _unordered(group: Group) -> bool:
+    """Lists and sets; of more than two things in square brackets, which are no interval, too."""
+    return group.brackets in ("", "{}") or (group.brackets == "[]" and len(group.items) != 2)
 
 
 def _in_order(group: Group) -> bool:

@@ -20,13 +20,18 @@ TAIL = 20_000
 """Characters from the end that are looked at; a final answer stands at the end."""
 _MINUS = str.maketrans({"\u2212": "-", "\u2013": "-"})
 
-_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
-_BARE_BOX = re.compile(r"\\boxed[ \t]+((?:[-+]?[\d.]|\\[a-zA-Z])[^$\n]{0,200}|[A-J]\b(?![ \t]*\w))", re.ASCII)
+_BRACE = re.compile(r"\\{1,2}(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BARE_BOX = re.compile(
+    r"\\boxed(?:[ \t]+|(?=\d|\\[dt]?frac))((?:[-+]?[\d.]|\\[a-zA-Z])[^$\n]{0,200}|[A-J]\b(?![ \t]*\w))", re.ASCII
+)
 _PLACEHOLDER = re.compile(r"(?:\s|\.|\\l?c?dots\b|\\;|\\,|~)*")
 _BETWEEN = re.compile(
     r"(?:[\s,;.$/|~&]|\\[,;:!()\[\]]|\\q?quad|\b(?:and|or)\b|\\text\{[\s,]*(?:and|or)?[\s,]*\}|\b[a-z]\s*=)*"
 )
-_ANSWER = re.compile(r"\banswer[\s*_]{0,8}(?:is\b|:|=)[\s*_:]{0,8}", re.IGNORECASE)
+_ANSWER = re.compile(
+    r"\b(?:answer[\s*_]{0,8}(?:is\b|:|=)|(?:option|choice) is\b)[\s*_:]{0,8}",
+    re.IGNORECASE,
+)
 _SENTENCE = re.compile(r"\n|\.\s(?![^{}\n]{0,80}\})|</answer>")
 _BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
 _MATH = re.compile(r"\$([^$\n]{1,400})\$|\\\(([^\n]{1,400}?)\\\)|\\\[(.{1,400}?)\\\]", re.DOTALL)
@@ -43,8 +48,13 @@ _HEDGES = frozenset(
     "or either not maybe perhaps possibly between less more greater fewer than least most never cannot".split()
 )
 _QUANTITY = re.compile(r"[-+]?\\?[$€£]?[-+]?[\d.,/]*\d\s*\\?%?(?:\s+[a-zA-Z][\w^]*){0,3}|[^a-zA-Z]*", re.ASCII)
+_REASON = re.compile(
+    r",?\s(?:because|since)\b.*|,?\s\((?!(?:" + "|".join(_HEDGES) + r"|and)\b)[a-z]{2}[^()]*\).*|(?<=\d)!$", re.DOTALL
+)
+_CALL = re.compile(r"[a-zA-Z_]{2,}\(")
+_AND = re.compile(r"\s*+(?:,\s*+(?:(?:and|or)\s++)?|(?:and|or)\s++)(?:[a-z]\s*+=\s*+)?")
 _EQUATION = re.compile(r"[a-zA-Z]\s*=\s*[^=]+")
-_EDGES = "$*_`"
+_EDGES = '$*_`"\u201c\u201d'
 
 
 def final_answer(response: str) -> str | None:
@@ -52,6 +62,7 @@ def final_answer(response: str) -> str | None:
     thought = response.rfind("</think>")
     if response.rfind("<think>") > thought:
         return None
+    response = response.rstrip()
     start = max(thought + len("</think>") if thought >= 0 else 0, len(response) - TAIL)
     text = response[start:].translate(_MINUS)
     for find in (_boxed, _hashes, _said, _tagged, _bold, _last_number):
@@ -146,20 +157,23 @@ def _bold(text: str) -> str | None:
 
 
 def _last_number(text: str) -> str | None:
-    number = formula = None
+    number = None
+    row: list[re.Match[str]] = []  # the last formula, and those that it is listed with
     for number in _NUMBER.finditer(text):  # noqa: B007
         pass
     for match in _MATH.finditer(text):
         if not _prose(_content(match)):
-            formula = match
-    if formula and (number is None or formula.end() >= number.end()):
-        return _content(formula)
+            row = [*row, match] if row and _AND.fullmatch(text, row[-1].end(), match.start()) else [match]
+    if row and (number is None or row[-1].end() >= number.end()):
+        return ", ".join(map(_content, row))
     return number.group() if number else None
 
 
 def _stated(sentence: str) -> str:
     """The answer in a sentence: its one formula, or its one number where the rest is prose without a hedge, or all."""
-    sentence = trimmed(sentence, "*_`")
+    sentence = _REASON.sub("", trimmed(sentence, "*_`"))
+    if re.fullmatch(r"'[^']*'", sentence):
+        sentence = sentence[1:-1]
     formulas = [match for match in _MATH.finditer(sentence) if not _prose(_content(match))]
     outside = _MATH.sub(" ", sentence) if formulas else sentence
     words = {word.lower() for word in _WORD.findall(outside)}
@@ -168,7 +182,7 @@ def _stated(sentence: str) -> str:
     if len(formulas) == 1 and not any(map(str.isdigit, outside)):
         return _content(formulas[0])
     numbers = _NUMBER.findall(sentence)
-    if len(numbers) == 1 and words and not words & _FORMULA_WORDS:
+    if len(numbers) == 1 and words and not words & _FORMULA_WORDS and not _CALL.search(sentence):
         return numbers[0]
     return trimmed(sentence, _EDGES)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 import sympy
@@ -16,6 +17,7 @@ DEEPEST = 40
 _CLOSES = {"(": ")", "[": "]", "{": "}", "lfloor": "rfloor", "lceil": "rceil"}
 _CONSTANTS = {"pi": sympy.pi, "infty": sympy.oo}
 _FACTOR_OPERATORS = ("(", "{", "[")
+_REPEATED = re.compile(r"(\d)\1\1+$|(\d{2,12}?)\2+$")
 _NO_FACTOR = ("rfloor", "rceil", "langle", "rangle", "emptyset", "infty")
 
 
@@ -259,8 +261,10 @@ class Formulas:
         if power == -1 and name in arithmetic.INVERSE:
             return arithmetic.call(arithmetic.INVERSE[name], argument)
         value = arithmetic.call(name, argument)
+        if name == "lg":
+            base = sympy.Integer(10)
         if base is not None:
-            if name != "log":
+            if name not in ("log", "lg"):
                 raise Unreadable("subscript")
             value = arithmetic.divide(value, arithmetic.call("log", base))
         return value if power is None else arithmetic.power(value, power)
@@ -286,5 +290,10 @@ def repeating(text: str) -> sympy.Rational:
     head, _, tail = text.replace("(", "\\").partition("\\")
     whole, _, fixed = head.partition(".")
     period = "".join(filter(str.isdigit, tail))
+    if not period:  # 0.1666\ldots
+        cut = _REPEATED.search(fixed)
+        if cut is None:
+            raise Unreadable("no period")
+        fixed, period = fixed[: cut.start()], cut[1] or cut[2]
     nines = 10 ** len(period) - 1
     return arithmetic.fraction(int(f"{whole or '0'}{fixed}") * nines + int(period), nines * 10 ** len(fixed))

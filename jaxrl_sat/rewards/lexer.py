@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 
-from jaxrl_sat.rewards.units import unit
+from jaxrl_sat.rewards.units import is_symbol, unit
 
 MOST_TOKENS = 600
 DIGITS = 400
@@ -21,7 +22,7 @@ GREEK = frozenset(
 COMMANDS = FUNCTIONS | frozenset(
     "frac binom pi infty emptyset lfloor rfloor lceil rceil langle rangle overline".split()
 )
-OPERATORS = frozenset("le ge ne in cup setminus pm mp degree mid lt gt".split())
+OPERATORS = frozenset("le ge ne in cup cap setminus pm mp degree mid lt gt approx".split())
 
 
 class Unreadable(Exception):
@@ -46,7 +47,7 @@ _TOKEN = re.compile(
     |(?P<row>\\\\)(?:\[[^\]]*\])?
     |\\(?P<brace>[{{}}])
     |\\mathbb\s*\{{?(?P<field>[RZNQC])\}}?
-    |(?P<repeating>\d*\.\d*(?:\\(?:overline|bar)\s*(?:\{{\d+\}}|\d)|\(\d+\)))
+    |(?P<repeating>\d*\.\d*(?:\\(?:overline|bar)\s*(?:\{{\d+\}}|\d)|\(\d+\)|(?<=\d)\\ldots))
     |(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{{1,3}}(?![\d.a-zA-Z]))?)
     |\\(?P<command>[a-zA-Z]+)
     |(?P<letters>[a-zA-Z]+)
@@ -54,16 +55,17 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.ASCII,
 )
-_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?", re.ASCII)
-_PLAIN_WORDS = {"or": ";", "and": ";", "pi": "pi", "infinity": "infty", "inf": "infty", "infty": "infty"}
+_GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?![\d,])(?:\.\d+)?", re.ASCII)
+_SEPARATORS = {"or": ";", "and": "and", "to": ":"}
+_PLAIN_WORDS = {"pi": "pi", "infinity": "infty", "inf": "infty", "infty": "infty"}
 
 
-def tokens(text: str) -> list[Token]:
-    """Tokens of a tidy text. Raises `Unreadable` where a character has no place in an answer."""
+def tokens(text: str, grouped: bool = True) -> list[Token]:
+    """Tokens of a tidy text; 1,234 is one number if `grouped`. Raises `Unreadable` for what is in no answer."""
     found: list[Token] = []
     place, depth, spaced = 0, 0, False
     while place < len(text):
-        match = (_GROUPED.match(text, place) if depth == 0 else None) or _TOKEN.match(text, place)
+        match = (_GROUPED.match(text, place) if grouped and depth == 0 else None) or _TOKEN.match(text, place)
         if match is None or len(found) > MOST_TOKENS:
             raise Unreadable(text[place : place + 20])
         place = match.end()
@@ -105,7 +107,7 @@ def _read(match: re.Match[str], before: list[Token], spaced: bool) -> list[Token
 
 def _command(text: str) -> Token:
     if text in COMMANDS:
-        return Token("command", {"lg": "log", "abs": "abs"}.get(text, text))
+        return Token("command", text)
     if text in OPERATORS:
         operator = {"lt": "<", "gt": ">", "mid": "|"}.get(text, text)
         return Token(operator, operator)
@@ -117,16 +119,25 @@ def _command(text: str) -> Token:
 def _words(text: str, after_value: bool = False) -> list[Token]:
     """What stands in \\text{...}: a separator, a formula after all, or words; one letter is a unit behind a value."""
     plain = text.strip(" ,;.")
-    if not plain or plain in ("or", "and"):
-        return [Token(";", ";")] if plain or "," in text else []
-    if after_value and len(plain) == 1 and (unit(plain) or plain in "CF"):
+    if plain in _SEPARATORS:
+        return [Token(_SEPARATORS[plain], _SEPARATORS[plain])]
+    if not plain:
+        return [Token(";", ";")] if "," in text else []
+    if after_value and len(plain) == 1 and is_symbol(plain):
         return [Token("word", plain)]
+    if plain.lower() in ("empty set", "the empty set"):
+        return [Token("command", "emptyset")]
+    if plain in _PLAIN_WORDS:
+        return [Token("command", _PLAIN_WORDS[plain])]
     if re.fullmatch(r"\(?[a-zA-Z]\)?", plain) or not re.search("[a-zA-Z]", plain):
         return tokens(plain)
     if plain in FUNCTIONS:
         return [Token("command", plain)]
     if not re.fullmatch(r"[\w\s.,'()/^-]*", plain, re.ASCII):
         raise Unreadable(plain[:20])
+    if plain[0].isdigit():
+        with contextlib.suppress(Unreadable):
+            return tokens(plain)
     parts = [part.strip() for part in plain.split(",")]
     if len(parts) == 1 or not all(parts):
         return [Token("word", plain)]
@@ -137,10 +148,11 @@ def _letters(text: str, before: list[Token], spaced: bool) -> list[Token]:
     """Letters outside \\text: a function, a separator, a unit, a word, or names multiplied."""
     if text in FUNCTIONS:
         return [Token("command", text)]
+    if text in _SEPARATORS and text != "to":
+        return [Token(_SEPARATORS[text], _SEPARATORS[text])]
     if text in _PLAIN_WORDS:
-        meant = _PLAIN_WORDS[text]
-        return [Token(meant if meant == ";" else "command", meant)]
-    after_value = bool(before) and (before[-1].kind in ("number", "word", "name") or before[-1].text in "})]%")
+        return [Token("command", _PLAIN_WORDS[text])]
+    after_value = bool(before) and (before[-1].kind in ("number", "word", "name") or before[-1].text in "})]%pi")
     if len(text) >= 4 or (len(text) >= 2 and after_value and spaced and (unit(text) or before[-1].kind == "word")):
         return [Token("word", text)]
     if len(text) >= 2 and after_value and unit(text) and before[-1].kind == "number":

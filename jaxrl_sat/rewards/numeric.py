@@ -96,6 +96,17 @@ def same(left: sympy.Expr, right: sympy.Expr) -> bool:
     return _agree(left, right, lambda a, b, point: _equal_at(a, b, point))
 
 
+def close(left: sympy.Expr, right: sympy.Expr) -> bool:
+    """Whether two constants differ by less than a twentieth, as a number and one said to be about it do."""
+    if left.free_symbols or right.free_symbols:
+        return False
+    try:
+        one, other = value(left, {}, FEW, True), value(right, {}, FEW, True)
+    except Undefined:
+        return False
+    return bool(abs(one - other) <= max(abs(one), abs(other)) / 20)
+
+
 def proportional(left: sympy.Expr, right: sympy.Expr, positive: bool = False) -> bool:
     """Whether left = c right with a constant c, not zero; above zero if `positive`."""
     if left == 0 or right == 0:

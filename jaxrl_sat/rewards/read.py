@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import sympy
 
-from jaxrl_sat.rewards import numeric, reals
+from jaxrl_sat.rewards import arithmetic, numeric, reals
 from jaxrl_sat.rewards.arithmetic import finite
 from jaxrl_sat.rewards.formula import Formulas
 from jaxrl_sat.rewards.lexer import FUNCTIONS, Token, Unreadable, tokens
 from jaxrl_sat.rewards.normalise import LONGEST
-from jaxrl_sat.rewards.units import unit
+from jaxrl_sat.rewards.units import SCALES, ratio, unit
 from jaxrl_sat.rewards.values import (
     Answer,
     Choice,
@@ -23,6 +23,7 @@ from jaxrl_sat.rewards.values import (
     Matrix,
     Ratio,
     Reals,
+    Residue,
     Value,
     Words,
 )
@@ -33,32 +34,65 @@ _CHOICE = re.compile(
     r"\\text(?:bf|rm|it)?\{\s*([A-J])\s*\}[\s.:]+(.+)",
     re.DOTALL,
 )
+_RESIDUE = re.compile(
+    r"(.+?)\(?(?:\\[pb]?mod(?![a-zA-Z])|\\text\{ ?mod ?\}|(?<![a-zA-Z])mod(?![a-zA-Z])) ?\{?([1-9]\d{0,11})\}?\)?"
+)
+_NAMED_BASE = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
+_BASE = re.compile(
+    rf"(-?)(?:\\text\{{|\\mathrm\{{)?\(?((?=[A-Z]*[0-9])[0-9A-Z]{{1,400}}+)\)?\}}?"
+    rf"(?:_(?:\{{|\\text\{{|\{{\\text\{{)?(?:base ?)?|(?:\\text)?[({{ ]*base ?)\}}?"
+    rf"(\d{{1,2}}|{'|'.join(_NAMED_BASE)})[)}}]*"
+)
 _FUNCTION_NAME = re.compile(r"[a-zA-Z](?:'|\^\{-1\})?\([a-z](?:,[a-z])*\)")
 _DECIMAL = re.compile(r"[-+]?\d*\.(\d+)", re.ASCII)
 _OPENS = {"(": (")", "]"), "[": (")", "]"), "{": ("}",), "\\{": ("\\}",), "langle": ("rangle",)}
 _BRACKETS = (("(", "[", "{", "\\{", "langle"), (")", "]", "}", "\\}", "rangle"))
-_RELATIONS = ("=", "<", ">", "le", "ge", "ne", "in")
+_RELATIONS = ("=", "<", ">", "le", "ge", "ne", "in", "approx")
+_SEPARATORS = (",", ";", "and")
+_JOINS: Mapping[str, Callable[[Answer, Answer], Answer]] = {
+    "cup": reals.join,
+    "cap": reals.meet,
+    "setminus": reals.without,
+}
 _TURNED = {"<": "<", "le": "le", ">": "<", "ge": "le"}
 
 
-def read(text: str) -> Answer:
-    """What a tidy answer says. Raises `Unreadable`."""
+def read(text: str, grouped: bool = True) -> Answer:
+    """What a tidy answer says; 1,234 is one number if `grouped`. Raises `Unreadable`."""
     if len(text) > LONGEST:
         raise Unreadable("length")
+    if "\\$" in text:
+        found = read(text.replace("\\$", ""), grouped)
+        return dataclasses.replace(found, unit=found.unit or "dollar") if isinstance(found, Value) else found
+    if base := _BASE.fullmatch(text):
+        return Value(_in_base(*base.groups()))
+    if residue := _RESIDUE.fullmatch(text):
+        return Residue(read(residue[1], grouped), int(residue[2]))
     if choice := _CHOICE.fullmatch(text):
         label, rest = choice[1] or choice[2] or choice[4], choice[3] or choice[5]
         if rest and not re.search(r"\([A-J]\)", rest):
             return Choice(label, _readable(rest))
-    if _LETTERS.fullmatch(text) and text not in FUNCTIONS and text not in ("pi", "infty", "infinity"):
+    if _LETTERS.fullmatch(text) and text not in FUNCTIONS and text not in ("pi", "inf", "infty", "infinity"):
         return _letters(text)
-    found = tokens(text)
+    found = tokens(text, grouped)
     if found and all(token.kind == "word" for token in found):
         return Words(" ".join(token.text for token in found))
     if not any(token.kind in ("pm", "mp") for token in found):
         return _Reader(list(found), 1).answer()
-    signs = [_Reader(list(found), sign).answer() for sign in (1, -1)]
-    items = [item for one in signs for item in (one.items if isinstance(one, Group) and not one.brackets else (one,))]
-    return Group(tuple(items), "")
+    plus, minus = (_Reader(list(found), sign).answer() for sign in (1, -1))
+    brackets = plus.brackets if isinstance(plus, Group) else ""
+    if brackets not in ("", "{}"):
+        return Group((plus, minus), "")
+    pairs = zip(*(one.items if isinstance(one, Group) else (one,) for one in (plus, minus)), strict=True)
+    return Group(tuple(item for pair in pairs for item in dict.fromkeys(pair)), brackets)
+
+
+def _in_base(sign: str, digits: str, base: str) -> sympy.Integer:
+    """A whole number written in a base of 2 to 36."""
+    radix = _NAMED_BASE.get(base) or int(base)
+    if not 2 <= radix <= 36 or any(int(digit, 36) >= radix for digit in digits):
+        raise Unreadable("base")
+    return sympy.Integer(int(sign + digits, radix))
 
 
 def _readable(text: str) -> Answer | None:
@@ -86,17 +120,18 @@ class _Reader(Formulas):
 
     def answer(self) -> Answer:
         """All of the text."""
-        items = [self.relation()]
-        while self.accept(",", ";"):
-            while self.accept(",", ";"):
-                pass
+        items, separators = [self.relation()], []
+        while separator := self.accept(*_SEPARATORS):
+            while further := self.accept(*_SEPARATORS):
+                separator = further
+            separators.append(separator)
             items.append(self.relation())
         if self.next.kind != "end":
             raise Unreadable(self.next.text)
         if len(items) == 1:
             return items[0]
         if all(isinstance(item, Reals) and item.name for item in items):
-            return reals.union([item for item in items if isinstance(item, Reals)])
+            return reals.together([item for item in items if isinstance(item, Reals)], set(separators) == {";"})
         return Group(tuple(items), "")
 
     def relation(self) -> Answer:
@@ -105,6 +140,13 @@ class _Reader(Formulas):
         while operator := self.accept(*_RELATIONS):
             operators.append(operator)
             sides.append(self.side())
+        if "approx" in operators:
+            place = operators.index("approx")
+            if not all(numeric.close(_expr(sides[place]), _expr(side)) for side in sides[place + 1 :]):
+                if place or _name_of(sides[0]) is None:
+                    raise Unreadable("approximation")
+                operators[0], place = "=", 1
+            sides, operators = sides[: place + 1], operators[:place]
         if not operators:
             return sides[0]
         if operators == ["in"]:
@@ -130,18 +172,42 @@ class _Reader(Formulas):
 
     def side(self) -> Answer:
         """A value, a group of brackets, a matrix, sets joined, words."""
+        if name := self._applied():
+            return Value(sympy.Symbol(name))
         found = self._joined()
-        while operator := self.accept("cup", "setminus"):
-            join: Callable[[Answer, Answer], Answer] = reals.join if operator == "cup" else reals.without
-            found = join(found, self._joined())
+        while operator := self.accept(*_JOINS):
+            found = _JOINS[operator](found, self._joined())
         return found
+
+    def _applied(self) -> str | None:
+        """f(x) beside a relation, taken as one name."""
+        ahead = [self.after(i) for i in range(5)]
+        text = "".join(token.text for token in ahead[:4])
+        ends = ahead[4].kind == "end" or ahead[4].kind in _RELATIONS
+        if not (ends and re.fullmatch(r"[fgh]\([a-z]\)", text) and any(t.kind in _RELATIONS for t in self.tokens)):
+            return None
+        self.place += 4
+        return text
 
     def _joined(self) -> Answer:
         token = self.next
         if token.kind == "word":
             return Words(self._tail())
+        if token.kind in ("+", "-") and self.after(1).kind == "matrix":
+            self.take()
+            return _scaled(self._matrix(), sympy.Integer(-1 if token.kind == "-" else 1))
         if token.kind == "matrix":
             return self._matrix()
+        if token.kind in ("(", "[") and self.after(1).kind == "matrix":
+            self.take()
+            found = self._matrix()
+            self.expect({"(": ")", "[": "]"}[token.kind])
+            return found
+        if token.kind == "name" and token.text.isupper() and self.after(1).kind == "(":
+            self.take()  # the name of a point
+            if self._several():
+                return self._group()
+            self.place -= 1
         if token.text == "emptyset":
             self.take()
             return Group((), "{}")
@@ -160,7 +226,7 @@ class _Reader(Formulas):
                 depth += (token.text in _BRACKETS[0]) - (token.text in _BRACKETS[1])
             if depth <= 0:
                 return False
-            if depth == 1 and token.kind in (",", ";"):
+            if depth == 1 and token.kind in _SEPARATORS:
                 return True
         return False
 
@@ -174,7 +240,7 @@ class _Reader(Formulas):
             condition = self.relation()
             self.expect("\\}")
             return condition
-        while items and self.accept(",", ";"):
+        while items and self.accept(*_SEPARATORS):
             items.append(self.relation())
         closing = self.accept(*_OPENS[opening])
         if closing is None:
@@ -182,7 +248,7 @@ class _Reader(Formulas):
         brackets = {"{": "{}", "\\{": "{}", "langle": "()"}.get(opening, opening + closing)
         return Group(tuple(items), brackets)
 
-    def _matrix(self) -> Answer:
+    def _matrix(self) -> Matrix:
         self.take()
         rows: list[tuple[sympy.Expr, ...]] = []
         while True:
@@ -206,16 +272,32 @@ class _Reader(Formulas):
             while self.accept(":"):
                 parts.append(self.sum())
             return Ratio(tuple(parts), unit(self._tail()))
-        percent = self.accept("%") is not None
-        degree = self.tokens[self.place - 1].text == "degree"
+        if self.next.kind == "matrix":
+            return _scaled(self._matrix(), expr)
+        scale = arithmetic.fraction(1, 100) if self.accept("%") else sympy.Integer(1)
         decimals = _DECIMAL.fullmatch(spelled)
-        named = unit(self._tail()) if not degree else self._degree()
-        return Value(expr, len(decimals[1]) if decimals else None, percent, named)
+        places = len(decimals[1]) if decimals else None
+        if self.tokens[self.place - 1].text == "degree":
+            return Value(expr, places, scale, self._degree())
+        words = self._tail().removesuffix(" and")
+        first, _, rest = words.partition(" ")
+        if first in SCALES:
+            scale, words = sympy.Integer(SCALES[first]), rest
+        value = Value(expr, places, scale, unit(words))
+        return self._compound(value) if value.unit and self.next.kind == "number" else value
+
+    def _compound(self, value: Value) -> Value:
+        """2 hours 30 minutes, in hours."""
+        more = self._value()
+        size = ratio(more.unit, value.unit) if isinstance(more, Value) and more.unit and value.unit else None
+        if size is None or not isinstance(more, Value):
+            raise Unreadable("two values")
+        return Value(value.expr + more.expr * sympy.Rational(size), unit=value.unit)
 
     def _degree(self) -> str:
         if self.next.kind == "name" and self.next.text in ("C", "F"):
             self.take()
-        return "degree" if self._tail() in ("", "C", "F") else "other"
+        return "degree" if unit(self._tail()) is None else "other"
 
     def _tail(self) -> str:
         """Words behind a value, with the powers of units."""
@@ -227,11 +309,15 @@ class _Reader(Formulas):
         return text
 
 
+def _scaled(matrix: Matrix, factor: sympy.Expr) -> Matrix:
+    return Matrix(tuple(tuple(arithmetic.multiply(factor, entry) for entry in row) for row in matrix.rows))
+
+
 def _name_of(side: Answer) -> str | None:
     """The name that a side is no more than, None for any other side."""
     if isinstance(side, Words):
         return side.text
-    if isinstance(side, Value) and not side.percent:
+    if isinstance(side, Value) and side.scale == 1:
         factors = sympy.Mul.make_args(side.expr)
         if all(isinstance(factor, sympy.Symbol) for factor in factors):
             return "".join(sorted(map(str, factors)))
@@ -241,12 +327,20 @@ def _name_of(side: Answer) -> str | None:
 def _expr(side: Answer) -> sympy.Expr:
     if not isinstance(side, Value):
         raise Unreadable("side of a relation")
-    return side.expr / 100 if side.percent else side.expr
+    return side.expr * side.scale
 
 
 def _equation(sides: list[Answer]) -> Answer:
     """a = b, or a chain whose members must all have the value of the last; of numbers, that value."""
-    name = _name_of(sides[0])
+    first = sides[0]
+    if isinstance(first, Group) and len(sides) == 2:
+        names = [_name_of(item) for item in first.items]
+        if None in names or names != sorted(map(str, names)):
+            raise Unreadable("names")
+        return sides[1]
+    name = _name_of(first)
+    if name is None and len(sides) == 2 and _name_of(sides[1]) and not _expr(first).free_symbols:
+        sides, name = sides[::-1], _name_of(sides[1])
     values = sides[1:] if name is not None else sides
     last = values[-1]
     if len(values) > 1 and not (name is None and len(values) == 2 and _expr_of_variables(values)):

@@ -41,24 +41,61 @@ def join(left: Answer, right: Answer) -> Answer:
     return _ordered([*one.pieces, *other.pieces])
 
 
+def meet(left: Answer, right: Answer) -> Answer:
+    """What left and right have in common. Raises `Unreadable` unless both are sets of reals."""
+    one, other = reals(left), reals(right)
+    if one is None or other is None:
+        raise Unreadable("intersection")
+    return _common(one, other) or Group((), "{}")
+
+
 def without(left: Answer, right: Answer) -> Answer:
-    """All reals but some numbers. Raises `Unreadable` for anything else."""
+    """What is in left and not in right. Raises `Unreadable` unless both are sets of reals."""
     points = reals(right)
-    if not isinstance(left, Reals) or left.pieces != (_LINE,) or points is None:
+    if points is None:
         raise Unreadable("difference")
-    ends = [piece.low for piece in points.pieces]
-    if any(piece.low != piece.high for piece in points.pieces):
-        raise Unreadable("difference")
-    bounds = [-sympy.oo, *ends, sympy.oo]
-    return Reals(tuple(Piece(low, high, False, False) for low, high in zip(bounds, bounds[1:], strict=False)))
+    bounds = [(-sympy.oo, True), *((end, closed) for piece in points.pieces for end, closed in _ends(piece))]
+    bounds.append((sympy.oo, True))
+    rest = [
+        Piece(low, high, not low_closed, not high_closed)
+        for (low, low_closed), (high, high_closed) in zip(bounds[::2], bounds[1::2], strict=True)
+        if low != high
+    ]
+    return meet(left, Reals(tuple(rest)))
 
 
-def union(parts: Sequence[Reals]) -> Reals:
-    """What several inequalities of one variable allow together. Raises `Unreadable` for several variables."""
+def _ends(piece: Piece) -> list[tuple[sympy.Expr, bool]]:
+    return [(piece.low, piece.low_closed), (piece.high, piece.high_closed)]
+
+
+def _common(left: Reals, right: Reals) -> Reals | None:
+    """Pieces of both, None where there are none."""
+    found = []
+    for one in left.pieces:
+        for other in right.pieces:
+            low, low_closed = max(_ends(one)[0], _ends(other)[0], key=lambda end: (numeric.real(end[0]), not end[1]))
+            high, high_closed = min(_ends(one)[1], _ends(other)[1], key=lambda end: (numeric.real(end[0]), end[1]))
+            span = numeric.real(high) - numeric.real(low)
+            if span > 0 or (low == high and low_closed and high_closed):
+                found.append(Piece(low, high, low_closed, high_closed))
+    return _ordered(found, left.name) if found else None
+
+
+def together(parts: Sequence[Reals], either: bool) -> Reals:
+    """What inequalities of one variable allow: `either` of them, else all of them if anything meets them all.
+
+    Raises `Unreadable` for several variables.
+    """
     names = {part.name for part in parts}
     if len(names) != 1:
         raise Unreadable("several variables")
-    return _ordered([piece for part in parts for piece in part.pieces], names.pop())
+    name = names.pop()
+    common: Reals | None = parts[0]
+    for part in parts[1:]:
+        common = None if common is None else _common(common, part)
+    if common is not None and not either:
+        return common
+    return _ordered([piece for part in parts for piece in part.pieces], name)
 
 
 def all_but(name: str, point: sympy.Expr) -> Reals:
@@ -75,6 +112,7 @@ def field(text: str) -> Reals:
 
 def between(sides: Sequence[sympy.Expr], closed: Sequence[bool]) -> Reals | None:
     """What low < x < high, x < high or low < x allow of x; None where the sides are not a variable and numbers."""
+    sides, closed = _isolated(sides, closed)
     variables = [i for i, side in enumerate(sides) if side.free_symbols]
     if len(variables) != 1 or len(sides) > 3 or not isinstance(sides[variables[0]], sympy.Symbol):
         return None
@@ -87,6 +125,20 @@ def between(sides: Sequence[sympy.Expr], closed: Sequence[bool]) -> Reals | None
     return _ordered([Piece(low, high, closed_low, closed_high)], str(sides[place]))
 
 
+def _isolated(sides: Sequence[sympy.Expr], closed: Sequence[bool]) -> tuple[Sequence[sympy.Expr], Sequence[bool]]:
+    """a x + b < c solved for x where that is all there is, else as it stands."""
+    names = {name for side in sides for name in side.free_symbols}
+    if len(sides) != 2 or len(names) != 1 or any(isinstance(side, sympy.Symbol) for side in sides):
+        return sides, closed
+    name = sympy.Symbol(str(names.pop()))
+    rest, term = (sides[1] - sides[0]).as_independent(name, as_Add=True)
+    factor, power = term.as_independent(name, as_Add=False)
+    if power != name or not isinstance(factor, sympy.Rational):
+        return sides, closed
+    bound = -rest / factor
+    return ([bound, name] if factor > 0 else [name, bound]), closed
+
+
 def _ordered(pieces: Sequence[Piece], name: str | None = None) -> Reals:
     """Pieces by their lower ends. Raises `Unreadable` where an end is no real number."""
     try:
@@ -95,7 +147,25 @@ def _ordered(pieces: Sequence[Piece], name: str | None = None) -> Reals:
         raise Unreadable("end of an interval") from error
     if any(low > high for low, high, _ in keyed):
         raise Unreadable("empty interval")
-    return Reals(tuple(piece for _, _, piece in sorted(keyed, key=lambda entry: entry[:2])), name)
+    merged: list[tuple[numeric.Number, Piece]] = []
+    for low, high, piece in sorted(keyed, key=lambda entry: (*entry[:2], not entry[2].low_closed)):
+        if merged and _overlap(merged[-1], low, piece):
+            far, last = merged[-1]
+            if high < far or (high == far and last.high_closed):
+                far_end, closed = last.high, last.high_closed
+            else:
+                far_end, closed = piece.high, piece.high_closed
+            low_closed = last.low_closed or (low == numeric.real(last.low) and piece.low_closed)
+            merged[-1] = (max(far, high), Piece(last.low, far_end, low_closed, closed))
+        else:
+            merged.append((high, piece))
+    return Reals(tuple(piece for _, piece in merged), name)
+
+
+def _overlap(before: tuple[numeric.Number, Piece], low: numeric.Number, piece: Piece) -> bool:
+    """Whether a piece begins inside the one before it, or where that ends with the point between them in one."""
+    far, last = before
+    return low < far or (low == far and (last.high_closed or piece.low_closed))
 
 
 def same_reals(left: Reals, right: Reals) -> bool:

@@ -10,11 +10,14 @@ import sympy
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A number or formula. `decimals`: digits behind the point of a plain decimal; `unit`: None where none is known."""
+    """A number or formula. `decimals`: digits behind the point of a plain decimal; `unit`: None where none is known.
+
+    `scale`: what a percent sign or the word million behind it multiplies it by.
+    """
 
     expr: sympy.Expr
     decimals: int | None = None
-    percent: bool = False
+    scale: sympy.Rational = sympy.Integer(1)
     unit: str | None = None
 
 
@@ -76,6 +79,14 @@ class Ratio:
 
 
 @dataclasses.dataclass(frozen=True)
+class Residue:
+    """What it is modulo a whole number."""
+
+    answer: Answer
+    modulus: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Words:
     """Text; `product` is what it says where its letters are variables."""
 
@@ -91,4 +102,4 @@ class Choice:
     meaning: Answer | None
 
 
-Answer: TypeAlias = Value | Group | Reals | Matrix | Equation | Inequality | Ratio | Words | Choice
+Answer: TypeAlias = Value | Group | Reals | Matrix | Equation | Inequality | Ratio | Residue | Words | Choice
