@@ -76,7 +76,7 @@ class Form:
         if len(answer) > TAIL:
             raise Unusable(f"answer over {TAIL} characters")
         try:
-            "".join(dataclasses.astuple(example)).encode("utf-8")
+            f"{example.prompt}{example.answer}{example.id}".encode()
         except UnicodeEncodeError as error:
             raise Unusable("text that is not Unicode") from error
         return example
