@@ -17,6 +17,9 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 BLOCK = 512
 """Words a block holds where the vocabulary is searched in two levels."""
 
+LANES = 8
+"""Words of a block that a CPU adds to as many others at once."""
+
 
 @struct.dataclass
 class Draw:
@@ -62,8 +65,8 @@ def draw(
     largest = values[:, :1]
 
     def weigh(z: Array) -> Array:
-        top, by = (x.reshape(-1, *(1,) * (z.ndim - 1)) for x in (largest, divisor))
-        return jnp.exp((z - top) / by)
+        top, rate = (x.reshape(-1, *(1,) * (z.ndim - 1)) for x in (largest, 1 / divisor))
+        return jnp.exp((z - top) * rate)
 
     sampled, total = _inverse_cdf(wide, weigh, -jnp.inf, uniforms(seeds, positions))
     tokens = jnp.where(greedy, ids[:, 0], sampled)
@@ -163,10 +166,24 @@ def _inverse_cdf(
     # Blocks that divide the vocabulary need no copy of it with padding.
     size = next((size for size in (BLOCK, BLOCK // 2, BLOCK // 4) if values.shape[1] % size == 0), BLOCK)
     tiled = _tiled(values, size, nothing)
-    sums = jnp.sum(weigh(tiled), axis=-1)
+    sums = _block_sums(tiled, weigh)
     block, total = _search(sums, u[:, 0])
     inside = weigh(jnp.take_along_axis(tiled, block[:, None, None], axis=1)[:, 0])
     return block * size + _search(inside, u[:, 1])[0], total
+
+
+def _block_sums(tiled: Float[Array, "S blocks size"], weigh: Callable[[Array], Array]) -> Float[Array, "S blocks"]:
+    """The sum of the weights of each block."""
+
+    def in_lanes(tiled: Array) -> Array:
+        # Of a sum XLA makes a chain of additions there, one word after the other; lanes are added at once. A product
+        # ends it, since a sum would be merged with what is before it.
+        parts = [weigh(part) for part in jnp.split(tiled, tiled.shape[-1] // LANES, axis=-1)]
+        while len(parts) > 1:
+            parts = [one + other for one, other in zip(parts[::2], parts[1::2], strict=True)]
+        return jnp.einsum("sbl,l->sb", parts[0], jnp.ones(LANES), precision=jax.lax.Precision.HIGHEST)
+
+    return jax.lax.platform_dependent(tiled, cpu=in_lanes, default=lambda tiled: jnp.sum(weigh(tiled), axis=-1))
 
 
 def _tiled(values: Float[Array, "S V"], size: int, nothing: float) -> Float[Array, "S blocks size"]:
