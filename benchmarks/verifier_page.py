@@ -23,23 +23,31 @@ convention that is used at all, even if there is no answer in it:
 
 1. the last `\boxed{...}`. Not closed: wrong. Several side by side that differ: wrong. An empty box is only a mention.
 2. the line behind the last `####`;
-3. the sentence behind the last `Answer:` or `answer is`: its one formula, its one number, or all of it; with a hedge in
-   it (`or`, `not`, `maybe`, `between`, ...) it is no number;
+3. the sentence behind the last `Answer:`, `answer is`, `option is` or `choice is`, without a reason at its end
+   (`because`, `since`, a bracket of words): its one formula, its one number, or all of it; with a hedge in it (`or`,
+   `not`, `maybe`, `between`, ...) or a call (`eval(...)`) it is no number;
 4. the last `<answer>...</answer>`;
 5. the last **bold** number or equation;
-6. the last number, or the last `$formula$` behind it.
+6. the last number, or the last `$formula$` behind it, with those that it is listed with (`$x = 1$ and $x = 2$`).
 
 ## What is taken for equal
 
 * Numbers exactly, whatever their length. A decimal is right for a fraction without finite decimals if it has at least
   six of them and is off by less than one in the last; no decimal is right for pi or a root.
-* `28%` is 28 as well as 0.28 where the other side has no sign of its own; 0.5 is never 50.
-* `2\frac{1}{2}` is two and a half; an improper fraction behind a whole number is refused. `1010_2` is ten.
-* Units may be left out; known ones that differ are wrong (12 m for 12 cm). So is am for pm.
-* Lists and sets have no order and must be complete; points, vectors and matrices have one. `(1, 2)` is a point or an
-  interval, whichever the other side is. `\pm` stands for two answers.
+* `28%` is 28 as well as 0.28 where the other side has no sign of its own; 0.5 is never 50. So with
+  3 million or 2 dozen.
+* `2\frac{1}{2}` is two and a half; an improper fraction behind a whole number is refused. `1010_2` is ten, `A5_{11}` is
+  115. `0.36\overline{6}`, `0.3\dot{6}` and `0.3666...` are 11/30.
+* Units may be left out; known ones are converted (1 m is 100 cm), and wrong where they differ (12 m for 12 cm; am for
+  pm; `\$5` for 5 cents). No unit is put in: 1 hour is not 60.
+* Lists and sets have no order and must be complete; points, vectors and matrices have one. Of a set it does not matter
+  how often something is in it, of a list it does. `(1, 2)` is a point or an interval, whichever the other side is; a
+  column is also a point. `\pm` stands for two answers.
 * `x = 5` is 5, `f(x) = x^2` is x^2; equations are equal up to a factor, inequalities up to a positive one, and those of
-  one variable with numbers are intervals.
+  one variable with numbers are intervals, joined by `or` and met by `and`. A response may name what it found (`m + n =
+  27` for 27, with no number on the left); a reference answer that is an equation is not its right side, unless the left
+  is one name. What stands behind `\approx` is left out where it is near.
+* `3 \pmod 7` is 3, and `10 \pmod 7`. Ratios and times are as they are written: 1:2 is not 2:4.
 * Formulas: by their values at fixed points to 150 digits, over the reals where both have a value, so that nothing is
   ever simplified. The square root of x^2 is |x| and not x.
 * Sums, integrals, limits and numbers beyond the caps (400 digits, 20,000 bits, 1000!, 40 levels, 600 tokens, 2,000

@@ -31,7 +31,8 @@ DECIMALS = 6
 """Digits behind the point that a rounded or cut decimal of a fraction must have."""
 MOST_ITEMS = 60
 _STATED = re.compile(
-    r"(?=[^=]*[a-zA-Z])(?:\\?[a-zA-Z]++|_\{?\w++\}?|\([\w,]*+\)|\^\{-1\}|[-+/|\[\]{}'()* ])++=((?!\(?[-+]?0\)?$).+)",
+    r"(?=[\\|\[a-zA-Z])(?=[^=]*[a-zA-Z])(?:\\?[a-zA-Z]++|_\{?\w++\}?|\([\w,]*+\)|\^\{-1\}|[-+/|\[\]{}'()* ])++"
+    r"=((?!\(?[-+]?0\)?$).+)",
     re.ASCII,
 )
 """A name for what is sought, of letters without numbers that multiply them, and what it is found to be."""

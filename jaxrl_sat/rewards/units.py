@@ -32,6 +32,9 @@ month 12 year yr
 volume 1/1000 ml milliliter millilitre
 volume 1 l liter litre
 gallon 1 gal gallon
+cup 1 cup
+pint 1 pint
+quart 1 quart
 angle 1 degree deg
 radian 1 rad radian
 money 1 dollar usd bucks
