@@ -31,43 +31,14 @@ def _cpu() -> Any:
     config.recipe = "sat_grpo"
     config.model = ConfigDict({"path": "embedded", "dtype": "float32", "excess_precision": False})
     config.data = ConfigDict({"path": "arithmetic", "prompts_per_update": 16, "max_prompt_tokens": 16})
-    config.sampler = ConfigDict(
-        {
-            "group_size": 16,
-            "temperature": 1.0,
-            "top_p": 1.0,
-            "nucleus": 256,
-            "max_response_tokens": 8,
-            "topk": 20,
-            "slots": 256,
-            "dtype": "float32",
-            "cache_dtype": "float32",
-            "quantise": "none",
-            "score": False,
-            "steps_per_dispatch": 1,
-            "prefill_chunk": 0,
-            "prefix_cache_bytes": 0,
-            "keep_cache_at_swap": False,
-            "recompute_prompt_cache": False,
-        }
-    )
-    config.sampler.update({"engines": 1, "order": "fifo"})
+    config.data.update({"template": "chat", "balanced": False, "workers": 0})
+    config.data.update({"dynamic_sampling": False, "oversample": 1.0})
+    config.sampler = _sampler()
     config.pipeline = ConfigDict({"mode": "interval", "lag": 1})
     # The recipe's own values (--dry-run shows them), but for those set here; one that it does not have is refused.
     config.objective = ConfigDict()
-    config.loss = ConfigDict(
-        {
-            "advantage": "group",
-            "overlong_buffer": 0,
-            "overlong_penalty": 1.0,
-            "kl_coef": 1e-3,
-            "kl_kind": "low_var_kl",
-            "kl_level": "token",
-            "entropy_coef": 0.0,
-            "load_balance_coef": 0.0,
-            "router_z_coef": 0.0,
-        }
-    )
+    config.rewards = _rewards()
+    config.loss = _loss()
     config.optimizer = ConfigDict(
         {"learning_rate": 2e-4, "b1": 0.9, "b2": 0.98, "eps": 1e-8, "max_grad_norm": 1.0, "master_copy": False}
     )
@@ -83,6 +54,59 @@ def _cpu() -> Any:
     config.checkpoint = ConfigDict({"every": 50, "keep": 2})
     config.log = ConfigDict({"rollouts_every": 50, "rollouts": 16, "direction_every": 0, "tensorboard": True})
     return config
+
+
+def _sampler() -> ConfigDict:
+    return ConfigDict(
+        {
+            "group_size": 16,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "nucleus": 256,
+            "max_response_tokens": 8,
+            "stop_string": "",
+            "topk": 20,
+            "engines": 1,
+            "slots": 256,
+            "order": "fifo",
+            "dtype": "float32",
+            "cache_dtype": "float32",
+            "quantise": "none",
+            "score": False,
+            "steps_per_dispatch": 1,
+            "prefill_chunk": 0,
+            "prefix_cache_bytes": 0,
+            "keep_cache_at_swap": False,
+            "recompute_prompt_cache": False,
+        }
+    )
+
+
+def _rewards() -> ConfigDict:
+    return ConfigDict(
+        {
+            "functions": "math",
+            "workers": 2,
+            "timeout": 10.0,
+            "on_failure": "zero",
+            "overlong_buffer": 0,
+            "overlong_penalty": 1.0,
+        }
+    )
+
+
+def _loss() -> ConfigDict:
+    return ConfigDict(
+        {
+            "advantage": "group",
+            "kl_coef": 1e-3,
+            "kl_kind": "low_var_kl",
+            "kl_level": "token",
+            "entropy_coef": 0.0,
+            "load_balance_coef": 0.0,
+            "router_z_coef": 0.0,
+        }
+    )
 
 
 def _gpu() -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -26,11 +27,13 @@ from jaxrl_sat.config_sections import (
     Objective,
     Optimizer,
     Pipeline,
+    Rewards,
     Sampler,
 )
 from jaxrl_sat.objectives.policy_loss import PolicyLoss, needs_first_pass, needs_recomputed, needs_topk
 from jaxrl_sat.objectives.recipes import RECIPES
 from jaxrl_sat.pipeline import lag
+from jaxrl_sat.rewards import functions
 from jaxrl_sat.schema import Range
 from jaxrl_sat.types import InputError, Records
 
@@ -49,6 +52,7 @@ class RunConfig:
     sampler: Sampler
     pipeline: Pipeline
     objective: Objective
+    rewards: Rewards
     loss: Loss
     optimizer: Optimizer
     learner: Learner
@@ -92,6 +96,11 @@ def extra_forwards(config: RunConfig, objective: PolicyLoss, analysed: bool) -> 
         "log-probs at the sampling weights": int(recomputes(config, objective)),
         "direction analysis": 2 * analysed,
     }
+
+
+def prompts_asked(config: RunConfig) -> int:
+    """The prompts that are asked for an update, of which it uses data.prompts_per_update at most."""
+    return math.ceil(round(config.data.prompts_per_update * config.data.oversample, 6))
 
 
 def eval_paths(config: RunConfig) -> tuple[list[str], str]:
@@ -173,11 +182,7 @@ def _check_together(run: RunConfig) -> None:
             f"learner.row_tokens: {run.learner.row_tokens}; allowed: a multiple of {axes.context} "
             "(mesh.trainer.context, over which a row is spread)"
         )
-    if run.loss.overlong_buffer > run.sampler.max_response_tokens:
-        raise InputError(
-            f"loss.overlong_buffer: {run.loss.overlong_buffer}; allowed: at most {run.sampler.max_response_tokens} "
-            "(sampler.max_response_tokens, of which it is the end)"
-        )
+    _check_rewards(run)
     if chunk and (chunk < 16 or chunk & (chunk - 1)):
         allowed = "0, which reads prompts whole, or powers of two from 16"
         raise InputError(f"sampler.prefill_chunk: {chunk}; allowed: {allowed}")
@@ -186,3 +191,15 @@ def _check_together(run: RunConfig) -> None:
     if run.sampler.slots % run.mesh.sampler.data:
         allowed = f"a multiple of {run.mesh.sampler.data} (mesh.sampler.data, over which slots are spread)"
         raise InputError(f"sampler.slots: {run.sampler.slots}; allowed: {allowed}")
+
+
+def _check_rewards(run: RunConfig) -> None:
+    functions.parse(run.rewards.functions)
+    if run.rewards.overlong_buffer > run.sampler.max_response_tokens:
+        raise InputError(
+            f"rewards.overlong_buffer: {run.rewards.overlong_buffer}; allowed: at most "
+            f"{run.sampler.max_response_tokens} (sampler.max_response_tokens, of which it is the end)"
+        )
+    if run.data.oversample > 1 and not run.data.dynamic_sampling:
+        allowed = "1, or data.dynamic_sampling=true, which has a use for more"
+        raise InputError(f"data.oversample: {run.data.oversample}; allowed: {allowed}")

@@ -41,11 +41,22 @@ class ModelSource:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """`path`: "arithmetic" or the folder of a prepared TFDS set. A prompt longer than the limit ends the run."""
+    """`path`: "arithmetic" or the folder of a prepared TFDS set. A prompt longer than the limit ends the run.
+
+    `template`: "chat", a prompt is the user's message in the tokenizer's template; "none", it is read as it stands.
+    `balanced`: every update has the set's sources in the shares of their weights; else they have them in the long run.
+    `workers`: processes that read ahead (0: none). `dynamic_sampling`: groups whose rewards are all equal are left out
+    of the update; `oversample` times as many prompts are asked then, and the first with unequal rewards used.
+    """
 
     path: str
     prompts_per_update: Count
     max_prompt_tokens: Count
+    template: Literal["chat", "none"]
+    balanced: bool
+    workers: Annotated[int, Range(0, 64)]
+    dynamic_sampling: bool
+    oversample: Annotated[float, Range(1, 64)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +67,7 @@ class Sampler:
     fewest tokens, prompt and room for a response together. `topk`: log-probs recorded a token, at most the vocabulary.
     `top_p`: probability that the words drawn from have together (1: all words); evaluations have it too, at their own
     temperature. `nucleus`: most words it may take, at most the vocabulary; all of them are recorded with the token.
+    `stop_string`: text that ends a response, beside the model's own end; empty for none.
     `dtype`: of its weights, cast at the handover; `cache_dtype`: of its keys and values. `quantise`: what its layers
     multiply in, weights quantised once, at the handover. `score`: log-probs at the sampling weights are computed there,
     by the trainer's forward pass, before the update takes the batch; else by the trainer, where the objective needs
@@ -70,6 +82,7 @@ class Sampler:
     top_p: Annotated[float, Range(0, 1, above=True)]
     nucleus: Count
     max_response_tokens: Annotated[int, Range(2, 10**6)]
+    stop_string: str
     topk: Count
     engines: Annotated[int, Range(1, 1024)]
     slots: Count
@@ -119,16 +132,31 @@ class Objective:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rewards:
+    """What a response is worth (docs/rewards.md).
+
+    `functions`: names with their weights, as in "math=1,format=0.1,my_package.rewards:brief=0.5". A user's runs in
+    `workers` processes, for up to `timeout` seconds a response; where it fails, `on_failure` says whether the response
+    gets 0 for it or the run stops. Over the last `overlong_buffer` tokens of max_response_tokens the reward falls by up
+    to `overlong_penalty`.
+    """
+
+    functions: str
+    workers: Annotated[int, Range(1, 256)]
+    timeout: Positive
+    on_failure: Literal["zero", "stop"]
+    overlong_buffer: Annotated[int, Range(0, 10**6)]
+    overlong_penalty: NotNegative
+
+
+@dataclasses.dataclass(frozen=True)
 class Loss:
     """Advantages, and what stands beside the policy loss.
 
-    `overlong_buffer`: over the last so many tokens of max_response_tokens the reward falls by up to `overlong_penalty`.
     `load_balance_coef`, `router_z_coef`: of the router's losses, for models with experts.
     """
 
     advantage: Advantage
-    overlong_buffer: Annotated[int, Range(0, 10**6)]
-    overlong_penalty: NotNegative
     kl_coef: NotNegative
     kl_kind: KlKind
     kl_level: KlLevel

@@ -133,7 +133,9 @@ class Progress:
         self._done = step
         if metrics.get("train/skipped", 0) > self._skipped:
             self._skipped = metrics["train/skipped"]
-            self._bar.write(f"update {step} skipped: loss not finite or no active token", file=sys.stderr)
+            equal = metrics.get("rollout/groups_used") == 0
+            why = "no group with unequal rewards" if equal else "loss not finite or no active token"
+            self._bar.write(f"update {step} skipped: {why}", file=sys.stderr)
         for name, value in metrics.items():
             if name.startswith("eval/") and not name.endswith("_ci"):
                 sure = f" +- {metrics[f'{name}_ci']:.4f}" if f"{name}_ci" in metrics else ""

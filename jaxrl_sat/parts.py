@@ -15,18 +15,24 @@ from jaxrl_sat.data.tokenizer import Tokenizer
 from jaxrl_sat.learner import Learner
 from jaxrl_sat.objectives import PolicyLoss
 from jaxrl_sat.pipeline.handoff import WeightStore
+from jaxrl_sat.sampler.worker import generate_on
 from jaxrl_sat.scorer import Scorer
 from jaxrl_sat.step import StepSettings
-from jaxrl_sat.types import Batch, InputError, Params, Rollout, SamplingParams
+from jaxrl_sat.types import Batch, InputError, Params, Request, Rollout, SamplingParams
 
 
 def load_tokenizer(config: RunConfig, model_config: model.ModelConfig) -> Tokenizer:
     """The tokenizer beside the model; `InputError` where it has words that the model does not know."""
-    folder = sources.model_folder(config.model.path)
+    return tokenizer_of(config.model.path, model_config)
+
+
+def tokenizer_of(path: str, model_config: model.ModelConfig, key: str = "model.path") -> Tokenizer:
+    """`load_tokenizer` of the model at `path`, which `key` gave."""
+    folder = sources.model_folder(path)
     tokenizer = Tokenizer.load(folder)
     if tokenizer.vocab_size > model_config.vocab_size:
         raise InputError(
-            f"model.path: the tokenizer in {folder} has {tokenizer.vocab_size} words; "
+            f"{key}: the tokenizer in {folder} has {tokenizer.vocab_size} words; "
             f"allowed: {model_config.vocab_size} or fewer, the model's vocab_size"
         )
     return tokenizer
@@ -76,7 +82,12 @@ def make_engine(
     """
     drawing = config.sampler
     sampling = SamplingParams(
-        drawing.temperature, drawing.max_response_tokens, stop_ids, drawing.top_p, drawing.nucleus
+        drawing.temperature,
+        drawing.max_response_tokens,
+        stop_ids,
+        drawing.top_p,
+        drawing.nucleus,
+        stop_strings=(drawing.stop_string,) if drawing.stop_string else (),
     )
     return sampler.RolloutEngine(
         config=model_config,
@@ -108,10 +119,55 @@ def make_fleet(
     return sampler.Fleet(engines, config.sampler.order)
 
 
+def make_generate(
+    tokenizer: Tokenizer, finished: Callable[[Rollout], object] = lambda _: None
+) -> Callable[..., list[Rollout]]:
+    """`Fleet.generate` that also reads stop strings, of a fleet given as its first argument.
+
+    `finished` is told of each rollout once it is made, in the thread of the engine that made it.
+    """
+
+    def generate(
+        fleet: sampler.Fleet,
+        weights: sampler.FleetWeights,
+        requests: Sequence[Request],
+        should_stop: Callable[[], bool],
+        temperature: float | None = None,
+    ) -> list[Rollout]:
+        engines = list(zip(fleet.engines, weights.engines, strict=True))
+        options = {"order": fleet.order, "codec": tokenizer, "finished": finished}
+        return generate_on(engines, requests, should_stop, temperature, **options)
+
+    return generate
+
+
 def packed_rows(config: RunConfig, objective: PolicyLoss, rollouts: Sequence[Rollout], advantage: np.ndarray) -> Batch:
     """The rollouts in rows; which row each is in does not hang on its advantage."""
     records = config_lib.records_read(config, objective)
     return packing.pack(rollouts, advantage, config.learner.row_tokens, config.learner.microbatch_rows, records)
+
+
+def relaid(config: RunConfig, logp: np.ndarray, rollouts: Sequence[Rollout], used: np.ndarray, rows: int) -> np.ndarray:
+    """`logp` of the packed rows of all `rollouts` as it stands in the `rows` packed rows of those `used`, else 0."""
+    where = _response_places(config, rollouts)
+    laid = np.zeros((rows, config.learner.row_tokens), logp.dtype)
+    for index, place in zip(used.tolist(), _response_places(config, [rollouts[i] for i in used]), strict=True):
+        laid[place] = logp[where[index]]
+    return laid
+
+
+def _response_places(config: RunConfig, rollouts: Sequence[Rollout]) -> list[tuple[int, slice]]:
+    """The row and the positions in it of each response's tokens, as `packing.pack` lays them."""
+    prompts = [len(rollout.request.prompt.tokens) for rollout in rollouts]
+    lengths = [prompt + len(rollout.tokens) for prompt, rollout in zip(prompts, rollouts, strict=True)]
+    row_tokens = config.learner.row_tokens
+    places: dict[int, tuple[int, slice]] = {}
+    for row, members in enumerate(packing.place(lengths, row_tokens, packing.segments_per_row(row_tokens))):
+        start = 0
+        for index in members:
+            places[index] = (row, slice(start + prompts[index], start + lengths[index]))
+            start += lengths[index]
+    return [places[index] for index in range(len(rollouts))]
 
 
 def sampled_by(store: WeightStore[sampler.FleetWeights], packed: Batch) -> dict[int, Params]:

@@ -1,6 +1,7 @@
 """The plan of a run, worked out without starting it: what --dry-run prints.
 
 Every figure follows from the config and the model's config.json, so a run for 128 chips can be planned on a laptop.
+Of the user's reward functions it is seen that they can be called.
 Bytes are whole-run totals unless they say "a device", and hold parameters, optimizer, caches and records, not
 activations.
 """
@@ -21,6 +22,7 @@ from jaxrl_sat.config import RunConfig
 from jaxrl_sat.data import catalogue, packing
 from jaxrl_sat.objectives import ADVANTAGES, PolicyLoss, overlong_shaping
 from jaxrl_sat.pipeline import lag, requests
+from jaxrl_sat.rewards import functions, judge
 from jaxrl_sat.schedule import due
 from jaxrl_sat.types import Prompt
 
@@ -39,6 +41,7 @@ def render(config: RunConfig, preset: str) -> str:
     """The resolved config, the meshes and the plan as one JSON document. Raises `InputError` as the run would."""
     model_config = sources.read_model_config(config.model.path)
     mesh.check_fits(config, model_config)
+    judge.check(functions.parse(config.rewards.functions), config.rewards.timeout)
     document = {
         "preset": preset,
         "config": config_lib.to_dict(config),
@@ -80,6 +83,7 @@ def plan(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
         },
         "data": _data(config),
         "rollouts": _rollouts(config, model_config),
+        "rewards": _rewards(config),
         "learner": _learner(config, model_config),
         "lag": _lag(config),
         "evaluation": _evaluation(config),
@@ -92,17 +96,21 @@ def plan(config: RunConfig, model_config: model.ModelConfig) -> dict[str, Any]:
 def _data(config: RunConfig) -> dict[str, Any]:
     data_set = catalogue.read_data_set(config.data.path)
     problems = data_set.problems
-    drawn = config.updates * config.data.prompts_per_update
+    drawn = config.updates * config_lib.prompts_asked(config)
     return {
         "set": data_set.name,
         "made by": "the user" if data_set.folder else "the run itself, once",
         "problems": problems,
         "prompts drawn": drawn,
+        "a prompt is read": "as it stands" if config.data.template == "none" else "in the tokenizer's chat template",
+        "sources share": "every update" if config.data.balanced else "every epoch",
+        "processes that read ahead": config.data.workers,
         "epochs": round(drawn / problems["train"], 3) if problems.get("train") else None,
     }
 
 
 def _responses(config: RunConfig) -> int:
+    """Those that an update uses at most."""
     return config.data.prompts_per_update * config.sampler.group_size
 
 
@@ -112,20 +120,47 @@ def _rollouts(config: RunConfig, model_config: model.ModelConfig) -> dict[str, A
     plain = 12 + 8 * topk + experts * (1 if model_config.num_experts <= 256 else 2)
     nucleus = min(config.sampler.nucleus, model_config.vocab_size) if config.sampler.top_p < 1 else 0
     record = plain + 4 * nucleus
-    responses = _responses(config)
+    prompts = config_lib.prompts_asked(config)
+    responses = prompts * config.sampler.group_size
     return {
         "responses an update": responses,
         "new tokens an update at most": responses * config.sampler.max_response_tokens,
-        "prefilled tokens an update at most": config.data.prompts_per_update * config.data.max_prompt_tokens,
+        "prefilled tokens an update at most": prompts * config.data.max_prompt_tokens,
         "tokens of a slot a dispatch": config.sampler.steps_per_dispatch,
         "prompts are read": _reading(config),
         "responses a slot": round(responses / (config.sampler.engines * config.sampler.slots), 3),
+        "a response ends at": _ends(config),
         "a free slot is given to": TURNS[config.sampler.order],
         "log-probs recorded a token": topk,
         "words of a nucleus at most": nucleus,
         "record bytes a token at most": record,
         "record bytes a token without a nucleus": plain,
         "record bytes an update at most": record * responses * config.sampler.max_response_tokens,
+    }
+
+
+def _ends(config: RunConfig) -> str:
+    text = config.sampler.stop_string
+    return "the model's end of text" + (f" or {text!r}" if text else "")
+
+
+def _rewards(config: RunConfig) -> dict[str, Any]:
+    given, used = functions.parse(config.rewards.functions), config.rewards
+    users = [function for function in given if function.target]
+    longest, lengths = config.sampler.max_response_tokens, jnp.asarray([config.sampler.max_response_tokens])
+    shaping = overlong_shaping(lengths, longest, used.overlong_buffer, used.overlong_penalty)
+    processes = f"{used.workers} processes each, up to {used.timeout:g} s a response"
+    failure = {"zero": "counts as 0", "stop": "ends the run"}[used.on_failure]
+    names = ", ".join(["reward/mean", *(f"reward/{function.name}" for function in given)])
+    most = f"the first {config.data.prompts_per_update} of {config_lib.prompts_asked(config)} with unequal rewards"
+    return {
+        "reward": " + ".join(f"{function.weight:g} {function.name}" for function in given),
+        "metrics": names + (", reward/overlong" if used.overlong_buffer else ""),
+        "users' functions": {function.name: function.target for function in users},
+        "they run in": processes if users else None,
+        "one that fails": failure if users else None,
+        "added for the length of the longest response": float(shaping[0]),
+        "groups an update uses": most if config.data.dynamic_sampling else "all",
     }
 
 
@@ -145,13 +180,6 @@ def _learner(config: RunConfig, model_config: model.ModelConfig) -> dict[str, An
     one_right = jnp.zeros(config.sampler.group_size).at[0].set(1.0)
     one_group = jnp.zeros(config.sampler.group_size, jnp.int32)
     advantages = ADVANTAGES[config.loss.advantage](one_right, one_group, 1)
-    longest_response = jnp.asarray([config.sampler.max_response_tokens])
-    shaping = overlong_shaping(
-        longest_response,
-        config.sampler.max_response_tokens,
-        config.loss.overlong_buffer,
-        config.loss.overlong_penalty,
-    )
     return {
         "optimizer steps": config.updates,
         "rows an update at most": rows,
@@ -161,7 +189,6 @@ def _learner(config: RunConfig, model_config: model.ModelConfig) -> dict[str, An
         "objective": str(objective),
         "records it reads": _records(config, objective),
         "advantage of the only right answer of a group": round(float(advantages[0]), 4),
-        "added to the reward of the longest response": float(shaping[0]),
         "extra forward passes an update at most": config_lib.extra_forwards(
             config, objective, config.log.direction_every > 0
         ),

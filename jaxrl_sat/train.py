@@ -2,13 +2,15 @@
 
     rollouts -> rewards -> advantages -> packed batch -> train step -> new weights to the sampler
 
-The sampler runs in a thread of its own and works on batches to come; this loop takes finished ones in order.
+The sampler runs in a thread of its own and works on batches to come, and the judge of its responses in others; this
+loop takes finished batches in order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import signal
 import sys
 import threading
@@ -19,23 +21,25 @@ from types import FrameType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from tqdm import tqdm
 
 from jaxrl_sat import config as config_lib
-from jaxrl_sat import evaluate, mesh, metrics, model, parts, rewards, sampler, sources
+from jaxrl_sat import mesh, metrics, model, parts, rewards, rollouts, sampler, sources
 from jaxrl_sat.checkpoint import Checkpointer
 from jaxrl_sat.config import RunConfig
 from jaxrl_sat.data import catalogue
 from jaxrl_sat.data.loader import PromptLoader
 from jaxrl_sat.data.tokenizer import Tokenizer
+from jaxrl_sat.evaluation import estimates
 from jaxrl_sat.layout import put
 from jaxrl_sat.learner import Learner
-from jaxrl_sat.objectives import ADVANTAGES, overlong_shaping
 from jaxrl_sat.pipeline import lag, requests
 from jaxrl_sat.pipeline.handoff import WeightStore
-from jaxrl_sat.pipeline.staleness import measured as measured_staleness
 from jaxrl_sat.report import curves
+from jaxrl_sat.rewards import functions
+from jaxrl_sat.rewards.judge import Judge, Judged
+from jaxrl_sat.rewards.selection import Selection
 from jaxrl_sat.schedule import due
 from jaxrl_sat.types import InputError, Params, Prompt, Request, Rollout, TrainState
 from jaxrl_sat.workdir import check_same_run, claimed, record_config
@@ -77,10 +81,10 @@ def restore_or_init(
     )
 
 
-def score(rollouts: Sequence[Rollout], tokenizer: Tokenizer) -> np.ndarray:
-    """Rewards, float32 [N], in the order of `rollouts`."""
-    texts = [tokenizer.decode(rollout.tokens) for rollout in rollouts]
-    return rewards.score(texts, [rollout.request.prompt.answer for rollout in rollouts])
+def score(asked: Sequence[Rollout], tokenizer: Tokenizer) -> np.ndarray:
+    """What evaluations count: 1 for the right final answer, else 0. float32 [N], in the order of `asked`."""
+    texts = [tokenizer.decode(rollout.tokens) for rollout in asked]
+    return rewards.score(texts, [rollout.request.prompt.answer for rollout in asked])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,21 +102,48 @@ class Run:
     sampler: sampler.SamplerThread
     checkpoints: Checkpointer
     device_lock: contextlib.AbstractContextManager[Any]
+    judge: Judge
 
 
-def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[Run, TrainState]:
+def _training_prompts(config: RunConfig, tokenizer: Tokenizer) -> PromptLoader:
+    """The prompts of each update."""
+    return PromptLoader(
+        config.data.path,
+        "train",
+        tokenizer,
+        config.seed,
+        config_lib.prompts_asked(config),
+        config.data.max_prompt_tokens,
+        template=config.data.template,
+        workers=config.data.workers,
+        balanced=config.data.balanced,
+    )
+
+
+def _held_out(config: RunConfig, tokenizer: Tokenizer) -> dict[str, list[Prompt]]:
+    """The problems that evaluations ask, by the name of their set."""
+    if not config.eval.every:
+        return {}
+    (paths, key), limit, template = config_lib.eval_paths(config), config.data.max_prompt_tokens, config.data.template
+    names = [data_set.name for data_set in catalogue.read_data_sets(paths, key)]
+    sets = [PromptLoader(path, "test", tokenizer, config.seed, 1, limit, key=key, template=template) for path in paths]
+    return {name: asked.eval_prompts(config.eval.problems) for name, asked in zip(names, sets, strict=True)}
+
+
+def make_judge(config: RunConfig, tokenizer: Tokenizer) -> Judge:
+    """The reward functions of a run. Raises `InputError` for one that cannot be called."""
+    data_set = catalogue.read_data_set(config.data.path).name
+    limits = (config.rewards.workers, config.rewards.timeout)
+    return Judge(functions.parse(config.rewards.functions), tokenizer.decode, data_set, *limits)
+
+
+def build(
+    config: RunConfig, folder: Path, checkpoints: Checkpointer, tokenizer: Tokenizer, judge: Judge
+) -> tuple[Run, TrainState]:
     """Data, model, meshes, learner, state and sampler of a run, the sampler not yet started."""
     model_config = sources.read_model_config(config.model.path)
     mesh.check_fits(config, model_config)
-    tokenizer = parts.load_tokenizer(config, model_config)
-    loader = PromptLoader(
-        config.data.path, "train", tokenizer, config.seed, config.data.prompts_per_update, config.data.max_prompt_tokens
-    )
-    held_out = {}
-    paths, key = config_lib.eval_paths(config)
-    for path, data_set in zip(paths, catalogue.read_data_sets(paths, key), strict=True) if config.eval.every else ():
-        asked = PromptLoader(path, "test", tokenizer, config.seed, 1, config.data.max_prompt_tokens, key=key)
-        held_out[data_set.name] = asked.eval_prompts(config.eval.problems)
+    loader, held_out = _training_prompts(config, tokenizer), _held_out(config, tokenizer)
     meshes = mesh.make_meshes(config, jax.devices())
     learner = parts.make_learner(config, model_config, meshes)
     _, params = model.load_hf(
@@ -126,7 +157,8 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
         store.publish(versions[version], version)
 
     def requests_for(update: int) -> list[Request]:
-        return requests.training_requests(loader.batch(update), config.sampler.group_size, config.seed, update)
+        wanted = requests.training_requests(loader.batch(update), config.sampler.group_size, config.seed, update)
+        return judge.expect(wanted)
 
     device_lock = threading.Lock() if meshes.colocated else contextlib.nullcontext()
     thread = sampler.SamplerThread(
@@ -138,11 +170,11 @@ def build(config: RunConfig, folder: Path, checkpoints: Checkpointer) -> tuple[R
         stop=config.updates,
         capacity=lag.batches_ahead(config.pipeline.mode, config.pipeline.lag),
         device_lock=device_lock,
-        generate=sampler.Fleet.generate,
+        generate=parts.make_generate(tokenizer, judge.begin),
         score=parts.make_score(config, learner, meshes, store) if config.sampler.score else None,
     )
-    run = Run(config, folder, tokenizer, held_out, learner, params, store, fleet, thread, checkpoints, device_lock)
-    return run, state
+    shared = (store, fleet, thread, checkpoints, device_lock, judge)
+    return Run(config, folder, tokenizer, held_out, learner, params, *shared), state
 
 
 def hand_over(run: Run, params: Params, step: int) -> None:
@@ -159,93 +191,76 @@ def hand_over(run: Run, params: Params, step: int) -> None:
 
 
 def evaluation(run: Run, params: Params, step: int, stop: StopSignal) -> dict[str, float]:
-    """avg@k of the weights after `step` updates on the held-out problems; nothing if asked to stop meanwhile."""
+    """avg@k and pass@k after `step` updates on the held-out problems; nothing if asked to stop meanwhile."""
     samples = run.config.eval.samples
     weights = run.store.weights(step)
     if weights is None:
         with run.device_lock:
             weights = run.fleet.load_params(params, step)
-    found = {}
+    found: dict[str, float] = {}
     for name, prompts in run.eval_prompts.items():
         wanted = requests.evaluation_requests(prompts, samples, run.config.seed)
-        rollouts = run.sampler.evaluate(weights, wanted, run.config.eval.temperature, lambda: stop.requested)
-        if rollouts is None:
+        answered = run.sampler.evaluate(weights, wanted, run.config.eval.temperature, lambda: stop.requested)
+        if answered is None:
             return {}
-        found[f"eval/{name}/avg_at_{samples}"] = evaluate.avg_at_k(score(rollouts, run.tokenizer), samples)
+        found |= estimates.metrics(name, score(answered, run.tokenizer).reshape(-1, samples) > 0)
     return found
 
 
+def rewards_of(run: Run, step: int, taken: sampler.RolloutBatch, stop: StopSignal) -> Judged | None:
+    """The rewards of what was taken, mostly worked out by now; None if asked to stop before they are.
+
+    Says which of the user's functions failed. Raises `InputError` for that where rewards.on_failure is "stop".
+    """
+    judged = run.judge.finish(taken.rollouts, lambda: stop.requested)
+    for name, (count, reason) in judged.failures.items() if judged else ():
+        text = f"{name} gave no score for {count} of {len(taken.rollouts)} responses ({reason})"
+        if run.config.rewards.on_failure == "stop":
+            newest = run.checkpoints.latest() or 0
+            allowed = "a score for each, or rewards.on_failure=zero"
+            raise InputError(
+                f"update {step}: rewards.functions: {text}; allowed: {allowed}; "
+                f"the same command goes on from update {newest}"
+            )
+        tqdm.write(f"update {step}: {text}; 0 is taken", file=sys.stderr)
+    return judged
+
+
 def learn(
-    run: Run, state: TrainState, taken: sampler.RolloutBatch, scores: np.ndarray, measure_direction: bool
-) -> tuple[TrainState, dict[str, float], np.ndarray]:
-    """One update on what was taken: the new state, its metrics, and the advantages used."""
+    run: Run,
+    state: TrainState,
+    taken: sampler.RolloutBatch,
+    advantage: np.ndarray,
+    selected: Selection | None,
+    measure_direction: bool,
+) -> tuple[TrainState, dict[str, float]]:
+    """One update on what was taken, or on what is `selected` of it: the new state and its metrics.
+
+    Where nothing is selected no token is active, and the step leaves the update out.
+    """
     config, objective, scorer = run.config, run.learner.settings.objective, run.learner.scorer
-    advantage = advantages(config, taken.rollouts, scores)
-    packed = parts.packed_rows(config, objective, taken.rollouts, advantage)
+    used = np.arange(len(taken.rollouts)) if selected is None else selected.used
+    idle = not len(used)
+    used = np.arange(config.sampler.group_size) if idle else used
+    packed = parts.packed_rows(config, objective, [taken.rollouts[i] for i in used], advantage[used])
+    sampled = parts.sampled_by(run.store, packed)
     staleness = int(state.step) - packed.versions[packed.mask]
-    batch = scorer.place(packed)
+    batch = scorer.place(dataclasses.replace(packed, mask=np.zeros_like(packed.mask)) if idle else packed)
     logp_old = batch.behaviour_logp
     if taken.logp is not None:
-        logp_old = put(taken.logp, logp_old.sharding)
+        rows = len(packed.mask)
+        logp = taken.logp if selected is None else parts.relaid(config, taken.logp, taken.rollouts, used, rows)
+        logp_old = put(logp, logp_old.sharding)
     elif run.learner.settings.recomputed:
-        logp_old = scorer.logp(batch, parts.sampled_by(run.store, packed))
+        logp_old = scorer.logp(batch, sampled)
     new, report = run.learner.step(state, run.ref_params, batch, logp_old)
-    if measure_direction:
+    if measure_direction and not idle:
         report = report | run.learner.direction(state.params, new.params, batch)
     values = {name: float(value) for name, value in jax.device_get(report).items()}
     values |= {"staleness/lag_mean": float(staleness.mean()), "staleness/lag_max": float(staleness.max())}
     values["train/extra_forwards"] = sum(config_lib.extra_forwards(config, objective, measure_direction).values())
-    return new, values, advantage
-
-
-def advantages(config: RunConfig, rollouts: Sequence[Rollout], scores: np.ndarray) -> np.ndarray:
-    """A number a response: its reward, less what it lost by being overlong, against its group's. float32 [N]."""
-    groups = np.asarray([rollout.request.group for rollout in rollouts], np.int32)
-    lengths = np.asarray([len(rollout.tokens) for rollout in rollouts], np.int32)
-    limits = (config.sampler.max_response_tokens, config.loss.overlong_buffer, config.loss.overlong_penalty)
-    rewarded = jnp.asarray(scores) + overlong_shaping(jnp.asarray(lengths), *limits)
-    form = ADVANTAGES[config.loss.advantage]
-    return np.asarray(form(rewarded, jnp.asarray(groups), config.data.prompts_per_update))
-
-
-def rollout_metrics(rollouts: list[Rollout], scores: np.ndarray, seconds: float) -> dict[str, float]:
-    """Reward, length, truncation and sampling speed of a batch that took `seconds` to sample."""
-    lengths = np.asarray([len(rollout.tokens) for rollout in rollouts])
-    return {
-        "reward/mean": float(scores.mean()),
-        "rollout/length_mean": float(lengths.mean()),
-        "rollout/truncated": float(np.mean([rollout.finish_reason == "length" for rollout in rollouts])),
-        "rollout/tokens_per_s": float(lengths.sum() / seconds),
-    }
-
-
-def modelled_lag(config: RunConfig, rollouts: Sequence[Rollout], generate_s: float, train_s: float) -> float:
-    """The mean lag that the papers' model gives a free-running pipeline of these rates and lengths: SPEC 17."""
-    groups: dict[int, list[int]] = {}
-    for rollout in rollouts:
-        groups.setdefault(rollout.request.group, []).append(len(rollout.tokens))
-    queue = lag.batches_ahead(config.pipeline.mode, config.pipeline.lag) * len(rollouts)
-    slots = config.sampler.engines * config.sampler.slots
-    return measured_staleness(list(groups.values()), generate_s, train_s, slots, len(rollouts), queue)
-
-
-def readable(
-    run: Run, step: int, rollouts: list[Rollout], scores: np.ndarray, advantage: np.ndarray
-) -> list[dict[str, Any]]:
-    """The first `log.rollouts` responses of a batch, in words, with what was made of them."""
-    return [
-        {
-            "prompt": rollout.request.prompt.text,
-            "response": run.tokenizer.decode(rollout.tokens, skip_special_tokens=False),
-            "answer": rollout.request.prompt.answer,
-            "reward": float(scores[i]),
-            "advantage": float(advantage[i]),
-            "behaviour_logp": round(float(rollout.logp.sum()), 4),
-            "lag": [step - 1 - int(rollout.versions.max()), step - 1 - int(rollout.versions.min())],
-            "finish_reason": rollout.finish_reason,
-        }
-        for i, rollout in enumerate(rollouts[: run.config.log.rollouts])
-    ]
+    values["train/tokens"] = 0 if idle else int((packed.segment_ids > 0).sum())
+    return new, values
 
 
 def unjudged(config: RunConfig, folder: Path, done: int) -> dict[str, float]:
@@ -267,30 +282,38 @@ def loop(run: Run, state: TrainState, log: metrics.Log, stop: StopSignal, owed: 
     for step in range(start + 1, config.updates + 1):
         began = time.perf_counter()
         taken = run.sampler.take(step - 1, lambda: stop.requested)
-        if taken is None:
+        sampled = time.perf_counter()
+        judged = rewards_of(run, step, taken, stop) if taken else None
+        if taken is None or judged is None:
             break
-        scores = score(taken.rollouts, run.tokenizer)
+        waited = time.perf_counter() - sampled
+        advantage = rollouts.advantages(config, taken.rollouts, judged.rewards)
+        selected = rollouts.selection(config, taken.rollouts, judged.rewards)
         with run.device_lock:  # on one device the sampler's turn ends here, and waiting for it is waiting for rollouts
             learning = time.perf_counter()
-            state, learned, advantage = learn(run, state, taken, scores, step in look)
+            state, learned = learn(run, state, taken, advantage, selected, step in look)
             publishing = time.perf_counter()
             hand_over(run, state.params, step)
         run.sampler.notify()
         ended = time.perf_counter()
 
-        values = rollout_metrics(taken.rollouts, scores, taken.generate_s) | learned
-        values["time/modelled_lag"] = modelled_lag(config, taken.rollouts, taken.generate_s, ended - learning)
-        tokens = sum(len(r.request.prompt.tokens) + len(r.tokens) for r in taken.rollouts)
+        values = rollouts.batch_metrics(config, taken.rollouts, judged, selected, taken.generate_s) | learned
+        lag_s = (taken.generate_s, ended - learning)
         values |= {
-            "train/tokens_per_s": tokens / (publishing - learning),
+            "train/tokens_per_s": values["train/tokens"] / (publishing - learning),
+            "time/modelled_lag": rollouts.modelled_lag(config, taken.rollouts, *lag_s),
             "time/step_s": ended - began,
-            "time/rollout_wait_s": learning - began,
+            "time/rollout_wait_s": learning - began - waited,
+            "time/reward_s": judged.seconds,
+            "time/reward_wait_s": waited,
             "time/handoff_s": ended - publishing,
             "time/score_s": taken.score_s,
             "time/sampler_compilations": run.fleet.compilations,
         }
         if step in show:
-            records = readable(run, step, taken.rollouts, scores, advantage)
+            decode = functools.partial(run.tokenizer.decode, skip_special_tokens=False)
+            shown = taken.rollouts[: config.log.rollouts]
+            records = rollouts.readable(shown, decode, step, judged, advantage)
             metrics.save_rollouts(run.folder / "rollouts", step, records)
         if step in judge and not stop.requested:
             values |= evaluation(run, state.params, step, stop)
@@ -310,10 +333,15 @@ def run(config: RunConfig, folder: Path) -> None:
     Raises `InputError` for a configuration, model or data set that cannot be used, before anything is overwritten.
     """
     stop = StopSignal()
-    with claimed(folder), stop.watching(), contextlib.closing(_checkpointer(config, folder)) as checkpoints:
+    with contextlib.ExitStack() as closing:
+        closing.enter_context(claimed(folder))
+        closing.enter_context(stop.watching())
+        checkpoints = closing.enter_context(contextlib.closing(_checkpointer(config, folder)))
         resolved = config_lib.to_dict(config)
         check_same_run(folder, resolved, resumes=checkpoints.latest() is not None)
-        built, state = build(config, folder, checkpoints)
+        tokenizer = parts.load_tokenizer(config, sources.read_model_config(config.model.path))
+        judge = closing.enter_context(contextlib.closing(make_judge(config, tokenizer)))
+        built, state = build(config, folder, checkpoints, tokenizer, judge)
         done = int(state.step)
         owed = unjudged(config, folder, done) if done else {}
         if done >= config.updates and not owed:

@@ -12,8 +12,10 @@ from typing import Any
 from jaxrl_sat.metrics import replace_file
 from jaxrl_sat.types import InputError
 
-MAY_CHANGE = ("updates", "eval", "checkpoint", "log")
-"""Keys a resumed run may set anew: they change how long it runs and what it reports, not what it learns."""
+MAY_CHANGE = frozenset(
+    "updates eval checkpoint log data.workers rewards.workers rewards.timeout rewards.on_failure".split()
+)
+"""Keys and groups a resumed run may set anew: how long it runs, what it reports, what is done where a reward fails."""
 
 
 @contextlib.contextmanager
@@ -71,7 +73,7 @@ def check_same_run(folder: Path, config: Mapping[str, Any], resumes: bool) -> No
         raise InputError(f"--workdir: {path} is not a run's; allowed: a new folder, or that of a run")
     now = flat(json.loads(json.dumps(config)))
     for key in sorted(before.keys() | now.keys()) if resumes else ():
-        if key.split(".")[0] not in MAY_CHANGE and before.get(key) != now.get(key):
+        if not {key, key.split(".")[0]} & MAY_CHANGE and before.get(key) != now.get(key):
             raise InputError(
                 f"{key}: {now.get(key)!r}, but the run in {folder} was started with {before.get(key)!r}; "
                 "allowed: the same value, or another --workdir"

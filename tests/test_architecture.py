@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "scorer": {"types", "layout", "model", "step"},
     "learner": {"types", "layout", "model", "objectives", "optim", "scorer", "step"},
     "config_sections": {"types", "schema", "objectives"},
-    "config": {"types", "schema", "objectives", "pipeline", "config_sections"},
+    "config": {"types", "schema", "objectives", "pipeline", "rewards", "config_sections"},
     "mesh": {"types", "layout", "model", "config"},
 }
 """The rooms of the package that those named may import; the rest are held to having no cycle."""

@@ -20,6 +20,8 @@ import pytest
 
 from jaxrl_sat import embedded, main, model, sampler, train
 from jaxrl_sat.config import from_config_dict
+from jaxrl_sat.rewards import judge
+from jaxrl_sat.rewards.plugin import Score
 from jaxrl_sat.types import InputError
 from tests.run_configs import CONFIGS, flagship
 
@@ -43,7 +45,8 @@ SMALL: dict[str, Any] = {
 NAMES = """reward/mean train/loss train/grad_norm train/entropy train/skipped staleness/abs_d_mean staleness/abs_d_max
 staleness/var_d staleness/k3 staleness/is_deviation staleness/lag_mean staleness/lag_max clip/fraction sat/q
 sat/gate_rate sat/newly_clipped_fraction kl/ref rollout/length_mean rollout/truncated rollout/tokens_per_s
-train/tokens_per_s time/step_s time/rollout_wait_s time/handoff_s time/sampler_compilations""".split()
+train/tokens_per_s time/step_s time/rollout_wait_s time/handoff_s time/sampler_compilations reward/math
+reward/math/failed time/reward_s time/reward_wait_s""".split()
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +76,18 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def starts_even(response: str) -> float:
+    return float(ord(response[:1] or "\0") % 2 == 0)
+
+
 @pytest.fixture(autouse=True)
 def reward_even_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A random model never answers a problem; this it can learn."""
+    monkeypatch.setattr(judge, "_math", lambda prompt, response, example: Score(starts_even(response)))
     monkeypatch.setattr(
-        train, "score", lambda rollouts, _: np.asarray([r.tokens[0] % 2 == 0 for r in rollouts], np.float32)
+        train,
+        "score",
+        lambda rollouts, tokenizer: np.asarray([starts_even(tokenizer.decode(r.tokens)) for r in rollouts], np.float32),
     )
 
 
@@ -101,7 +111,8 @@ def timeless(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_run_leaves_what_the_design_names(tmp_path, model_folder):
     records = run(tmp_path, model_folder, pipeline__mode="interval", pipeline__lag=2)
     assert [r["step"] for r in records] == [0, 1, 2, 3, 4]
-    assert set(records[0]) == {"step", "eval/arithmetic/avg_at_2"}
+    judged = {f"eval/arithmetic/{name}_at_2{end}" for name in ("avg", "pass") for end in ("", "_ci")}
+    assert set(records[0]) == {"step"} | judged
     for record in records[1:]:
         assert set(NAMES) <= set(record), set(NAMES) - set(record)
         assert ("eval/arithmetic/avg_at_2" in record) == (record["step"] % 2 == 0)

@@ -42,7 +42,7 @@ class PlugIn(Workers[_Caller]):
 
     def __init__(self, target: str, size: int, seconds: float):
         super().__init__(functools.partial(_Caller, target), size)
-        self._seconds = seconds
+        self.target, self._seconds = target, seconds
         self._unanswered = 0  # responses in a row
         self._counting = threading.Lock()
 

@@ -47,16 +47,19 @@ def generate_on(
     *,
     order: Order = "fifo",
     codec: Codec | None = None,
+    finished: Callable[[Rollout], object] = lambda _: None,
 ) -> list[Rollout]:
     """`generate` by engines on disjoint devices, alike but for those, that take from one queue as their slots free.
 
-    The first works in the calling thread, each other in one of its own; `should_stop` is asked in all. What any of
-    them raises ends the others within one dispatch, and is raised.
+    The first works in the calling thread, each other in one of its own; `should_stop` is asked in all, and in each
+    `finished` is told of a rollout once it is made. What any of them raises ends the others within one dispatch, and is
+    raised.
     """
     override = {} if temperature is None else {"temperature": temperature}
     own = engines[0][0].sampling
     jobs = [Job(request, dataclasses.replace(request.sampling or own, **override)) for request in requests]
-    batch = _Batch([Slots(engine, codec) for engine, _ in engines], Waiting(engines[0][0].bucket, order), should_stop)
+    slots, waiting = [Slots(engine, codec) for engine, _ in engines], Waiting[Job](engines[0][0].bucket, order)
+    batch = _Batch(slots, waiting, should_stop, finished)
     batch.admit(jobs)
     with ThreadPoolExecutor(len(engines)) as pool:  # starts no thread for one engine alone
         for index, (engine, weights) in list(enumerate(engines))[1:]:
@@ -70,10 +73,16 @@ def generate_on(
 class _Batch:
     """Jobs under way on the slots of some engines. A lock guards the queue; slots are their engine's thread's."""
 
-    def __init__(self, slots: Sequence[Slots[Job]], waiting: Waiting[Job], should_stop: Callable[[], bool]):
+    def __init__(
+        self,
+        slots: Sequence[Slots[Job]],
+        waiting: Waiting[Job],
+        should_stop: Callable[[], bool],
+        finished: Callable[[Rollout], object],
+    ):
         self.rollouts: dict[Job, Rollout] = {}
         self.errors: list[BaseException] = []
-        self._slots, self._waiting, self._should_stop = slots, waiting, should_stop
+        self._slots, self._waiting, self._should_stop, self._finished = slots, waiting, should_stop, finished
         self._lock = threading.Lock()
 
     def admit(self, jobs: Sequence[Job]) -> None:
@@ -106,4 +115,5 @@ class _Batch:
             if isinstance(outcome.result, Exception):
                 raise outcome.result
             self.rollouts[outcome.job] = outcome.result
+            self._finished(outcome.result)
         return True

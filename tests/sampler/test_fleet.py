@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jaxrl_sat.layout import Layout
 from jaxrl_sat.sampler import Fleet, FleetWeights, RolloutEngine, Stopped, generate, warm_up
 from jaxrl_sat.sampler.worker import generate_on
-from jaxrl_sat.types import InputError, Request
+from jaxrl_sat.types import InputError, Request, Rollout
 
 LENGTHS = [3, 9, 17, 1, 20, 16, 5]
 
@@ -37,6 +37,21 @@ def test_each_engine_has_the_weights_on_its_devices(fleet, weights):
         assert {device for leaf in jax.tree.leaves(params) for device in leaf.devices()} == set(
             engine.mesh.devices.flat
         )
+
+
+def test_each_rollout_is_told_of_once_it_is_made(fleet, weights):
+    """The very ones that are returned, the first while others are still being sampled."""
+    told: list[Rollout] = []
+    counts: list[int] = []
+
+    def should_stop() -> bool:
+        counts.append(len(told))
+        return False
+
+    engines = list(zip(fleet.engines, weights.engines, strict=True))
+    rollouts = generate_on(engines, tiny.requests(LENGTHS, 6), should_stop, finished=told.append)
+    assert sorted(map(id, told)) == sorted(map(id, rollouts))
+    assert any(0 < count < len(rollouts) for count in counts)
 
 
 @pytest.mark.parametrize("order", ["fifo", "longest"])
