@@ -158,10 +158,11 @@ def check_fits(config: RunConfig, model_config: model.ModelConfig) -> None:
         if getattr(config.loss, name) and not model_config.num_sparse_layers:
             raise InputError(f"loss.{name}: {getattr(config.loss, name)}; allowed: 0, as the model has no experts")
     for name, rules in RULES.items():
-        _check_cuts(name, axes(config)[name], rules, model_config)
+        check_cuts(name, axes(config)[name], rules, model_config)
 
 
-def _check_cuts(name: str, sizes: Mapping[str, int], rules: Rules, model_config: model.ModelConfig) -> None:
+def check_cuts(name: str, sizes: Mapping[str, int], rules: Rules, model_config: model.ModelConfig) -> None:
+    """Raise `InputError` for the first axis of the mesh `name` that does not divide what `rules` has it cut."""
     shapes = jax.tree.leaves(model.abstract_params(model_config))
     logical = jax.tree.leaves(model.param_axes(model_config), is_leaf=lambda node: isinstance(node, tuple))
     for array, names in zip(shapes, logical, strict=True):
