@@ -198,10 +198,11 @@ def _search(weight: Float[Array, "S n"], u: Float[Array, " S"]) -> tuple[Int[Arr
     running = jnp.cumsum(weight, axis=-1)
     possible: Bool[Array, "S n"] = weight > 0
     passed = possible & (running > u[:, None] * running[:, -1:])
-    first = jnp.argmax(passed, axis=-1)
-    last = weight.shape[-1] - 1 - jnp.argmax(possible[:, ::-1], axis=-1)
+    index = jnp.arange(weight.shape[-1])
+    first = jnp.min(jnp.where(passed, index, weight.shape[-1]), axis=-1)
+    last = jnp.max(jnp.where(possible, index, 0), axis=-1)
     # The total is the last running sum: of a sum over block sums XLA makes another one over all words.
-    return jnp.where(jnp.any(passed, axis=-1), first, last).astype(jnp.int32), running[:, -1]
+    return jnp.minimum(first, last).astype(jnp.int32), running[:, -1]
 
 
 def block_top_k(values: Float[Array, "S V"], k: int) -> tuple[Float[Array, "S k"], Int[Array, "S k"]]:
