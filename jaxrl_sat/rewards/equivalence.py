@@ -53,7 +53,7 @@ def equivalent(found: str, answer: str) -> bool:
 
 def _agree(found: str, answer: str) -> bool:
     one, other = read(found), read(answer)
-    if same(one, other):
+    if same(_only(one, other), _only(other, one)):
         return True
     if isinstance(one, Group) != isinstance(other, Group):  # 60,120 is a number, unless it stands for 60 and 120
         return same(read(found, grouped=False), read(answer, grouped=False))
@@ -73,7 +73,6 @@ def readable(answer: str) -> bool:
 
 def same(found: Answer, answer: Answer) -> bool:
     """Whether two answers that were read mean the same."""
-    found, answer = _only(found, answer), _only(answer, found)
     if isinstance(found, Choice) or isinstance(answer, Choice):
         return _same_choice(found, answer)
     if isinstance(found, Residue) or isinstance(answer, Residue):
