@@ -142,9 +142,14 @@ class Workers(Generic[P]):
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[P]:
-        """A process, waited for where all are lent, and ended where what is done with it raises."""
+        """A process, waited for where all are lent, and ended where what is done with it raises.
+
+        Raises `Ended` once closed.
+        """
         with self._turns:
             with self._lock:
+                if self._closed:
+                    raise Ended(late=False)
                 if self._idle:
                     worker = self._idle.pop()
                 else:
