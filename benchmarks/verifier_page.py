@@ -9,6 +9,12 @@ COMMAND = """    benchmarks/peers.sh verifiers /tmp/verifiers
     python -m benchmarks.verifier --data=FOLDER --peer-python=/tmp/verifiers/bin/python --page=docs/verifier.md
 """
 
+OWN_CASES = """
+Of the same kinds and some more, tests/rewards/cases_more.jsonl holds cases of our own, judged by hand before the
+verifier was asked. Of the first 1,623 it disagreed with 195: most were forms that it could not read and now does; some
+that may be judged either way are left out, as are very long ones. Of 127 written after that it disagreed with 8.
+"""
+
 INTRODUCTION = r"""# The verifier
 
 `jaxrl_sat.rewards.verify(response, answer)` says whether the final answer of a response is the right one. It never
@@ -83,9 +89,9 @@ def _table(rows: Sequence[Any], cases: Sequence[Mapping[str, Any]]) -> str:
 
 def _disagreements(row: Any, cases: Sequence[Mapping[str, Any]]) -> str:
     if not row.failed:
-        return "Ours says what is expected of every case.\n"
+        return "Ours says what is expected of every case.\n" + OWN_CASES
     named = [f"* case {i}: {cases[i]['kind']}, expected {cases[i]['expected']}" for i in row.failed]
-    return "Where ours disagrees:\n\n" + "\n".join(named) + "\n"
+    return "Where ours disagrees:\n\n" + "\n".join(named) + "\n" + OWN_CASES
 
 
 def _rates(rates: Mapping[str, Any]) -> str:

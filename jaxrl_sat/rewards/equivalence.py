@@ -31,7 +31,7 @@ DECIMALS = 6
 """Digits behind the point that a rounded or cut decimal of a fraction must have."""
 MOST_ITEMS = 60
 _STATED = re.compile(
-    r"(?=[\\|\[a-zA-Z])(?=[^=]*[a-zA-Z])(?:\\?[a-zA-Z]++|_\{?\w++\}?|\([\w,]*+\)|\^\{-1\}|[-+/|\[\]{}'()* ])++"
+    r"(?=[\\|\[a-zA-Z])(?=[^=]*[a-zA-Z])(?:\\?[a-zA-Z]++|_\{?\w++\}?|\([\w,]*+\)|\^\{-1\}|[-+/|\[\]{}'()*_ ])++"
     r"=((?!\(?[-+]?0\)?$).+)",
     re.ASCII,
 )

@@ -35,7 +35,7 @@ _CHOICE = re.compile(
     re.DOTALL,
 )
 _RESIDUE = re.compile(
-    r"(.+?)\(?(?:\\[pb]?mod(?![a-zA-Z])|\\text\{ ?mod ?\}|(?<![a-zA-Z])mod(?![a-zA-Z])) ?\{?([1-9]\d{0,11})\}?\)?"
+    r"(.+?)\(?(?:\\[pb]?mod(?![a-zA-Z])|\\text\{ ?\(?mod ?\}|(?<![a-zA-Z])mod(?![a-zA-Z])) ?\{?([1-9]\d{0,11})\}?\)?"
 )
 _NAMED_BASE = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _BASE = re.compile(

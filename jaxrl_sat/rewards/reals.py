@@ -15,9 +15,13 @@ _INTERVALS = ("()", "[)", "(]", "[]")
 
 
 def reals(answer: Answer) -> Reals | None:
-    """An answer as a set of reals, None for one that is none: a pair in brackets, a set of numbers, an interval."""
+    """An answer as a set of reals, None for none: an interval or several of them, a set of numbers."""
     if isinstance(answer, Reals):
         return answer
+    if isinstance(answer, Group) and not answer.brackets:
+        parts = [reals(item) for item in answer.items if isinstance(item, (Group, Reals))]
+        pieces = [piece for part in parts if part is not None for piece in part.pieces]
+        return _ordered(pieces) if len(answer.items) == len(parts) > 1 and None not in parts else None
     if not isinstance(answer, Group) or not all(isinstance(item, Value) for item in answer.items):
         return None
     ends = [item.expr for item in answer.items if isinstance(item, Value)]
