@@ -92,6 +92,14 @@ def table(folder: Path, name: str) -> Path:
     return folder / f"{name}.jsonl"
 
 
+def resumed(path: Path) -> dict[str, Result]:
+    """What `finished` finds; a torn line goes, so that the next one does not end in it."""
+    found = finished(path)
+    if path.exists():
+        write(path, list(found.values()))
+    return found
+
+
 def finished(path: Path) -> dict[str, Result]:
     """The problems in a table, by id; a torn line (of a process that was killed) is none."""
     found = {}

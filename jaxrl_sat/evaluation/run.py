@@ -77,7 +77,7 @@ def settings(options: Options, subject: Subject, sets: Sequence[QuestionSet]) ->
 
 def _ask(options: Options, subject: Subject, sets: Sequence[QuestionSet], out: Path) -> None:
     """Ask what is not in the tables yet."""
-    done = {one.name: folder.finished(folder.table(out, one.name)) for one in sets}
+    done = {one.name: folder.resumed(folder.table(out, one.name)) for one in sets}
     total, begun = sum(len(one.questions) for one in sets), sum(map(len, done.values()))
     if begun == total:
         return
