@@ -29,7 +29,7 @@ _BETWEEN = re.compile(
     r"(?:[\s,;.$/|~&]|\\[,;:!()\[\]]|\\q?quad|\b(?:and|or)\b|\\text\{[\s,]*(?:and|or)?[\s,]*\}|\b[a-z]\s*=)*"
 )
 _ANSWER = re.compile(
-    r"\b(?:answer[\s*_]{0,8}(?:is\b|:|=)|(?:option|choice) is\b)[\s*_:]{0,8}",
+    r"\b(?:answer[\s*_]{0,8}(?:is\b|(?P<denied>isn.t\b)|:|=)|(?:option|choice) is\b)[\s*_:]{0,8}",
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"\n|\.\s(?![^{}\n]{0,80}\})|</answer>")
@@ -138,7 +138,9 @@ def _said(text: str) -> str | None:
     last = None
     for last in _ANSWER.finditer(text):  # noqa: B007 - the last one is wanted
         pass
-    return None if last is None else _stated(_SENTENCE.split(text[last.end() :].lstrip(), maxsplit=1)[0])
+    if last is None or last["denied"]:
+        return None if last is None else ""
+    return _stated(_SENTENCE.split(text[last.end() :].lstrip(" \t\r\n}"), maxsplit=1)[0])
 
 
 def _tagged(text: str) -> str | None:
