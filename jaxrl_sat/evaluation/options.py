@@ -17,7 +17,7 @@ FLAGS = (
     "--stop=TEXT, --seed=N, --template=chat|none, --split=NAME, --problems=N, --responses, --slots=N, "
     "--dtype=float32|bfloat16, --mesh=AXIS=N,..., --compare A B, --help"
 )
-AXES = ("data", "expert", "tensor")
+AXES: tuple[str, ...] = ("data", "expert", "tensor")
 MOST = 10**6
 N = TypeVar("N", int, float)
 
