@@ -15,10 +15,9 @@ from jaxrl_sat.data.tokenizer import Tokenizer
 from jaxrl_sat.learner import Learner
 from jaxrl_sat.objectives import PolicyLoss
 from jaxrl_sat.pipeline.handoff import WeightStore
-from jaxrl_sat.sampler.worker import generate_on
 from jaxrl_sat.scorer import Scorer
 from jaxrl_sat.step import StepSettings
-from jaxrl_sat.types import Batch, InputError, Params, Request, Rollout, SamplingParams
+from jaxrl_sat.types import Batch, InputError, Params, Rollout, SamplingParams
 
 
 def load_tokenizer(config: RunConfig, model_config: model.ModelConfig) -> Tokenizer:
@@ -117,28 +116,6 @@ def make_fleet(
     """All sampling engines of a configuration, each on its mesh."""
     engines = tuple(make_engine(config, model_config, one, stop_ids) for one in meshes.of_engines)
     return sampler.Fleet(engines, config.sampler.order)
-
-
-def make_generate(
-    tokenizer: Tokenizer, finished: Callable[[Rollout], object] = lambda _: None
-) -> Callable[..., list[Rollout]]:
-    """`Fleet.generate` that also reads stop strings, of a fleet given as its first argument.
-
-    `finished` is told of each rollout once it is made, in the thread of the engine that made it.
-    """
-
-    def generate(
-        fleet: sampler.Fleet,
-        weights: sampler.FleetWeights,
-        requests: Sequence[Request],
-        should_stop: Callable[[], bool],
-        temperature: float | None = None,
-    ) -> list[Rollout]:
-        engines = list(zip(fleet.engines, weights.engines, strict=True))
-        options = {"order": fleet.order, "codec": tokenizer, "finished": finished}
-        return generate_on(engines, requests, should_stop, temperature, **options)
-
-    return generate
 
 
 def packed_rows(config: RunConfig, objective: PolicyLoss, rollouts: Sequence[Rollout], advantage: np.ndarray) -> Batch:

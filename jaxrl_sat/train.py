@@ -170,7 +170,7 @@ def build(
         stop=config.updates,
         capacity=lag.batches_ahead(config.pipeline.mode, config.pipeline.lag),
         device_lock=device_lock,
-        generate=parts.make_generate(tokenizer, judge.begin),
+        generate=functools.partial(sampler.Fleet.generate, codec=tokenizer, finished=judge.begin),
         score=parts.make_score(config, learner, meshes, store) if config.sampler.score else None,
     )
     shared = (store, fleet, thread, checkpoints, device_lock, judge)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from jaxrl_sat.sampler.engine import RolloutEngine
+from jaxrl_sat.sampler.stop_strings import Codec
 from jaxrl_sat.sampler.waiting import Order
 from jaxrl_sat.sampler.weights import FleetWeights, check_finite
 from jaxrl_sat.sampler.worker import generate_on
@@ -34,10 +35,13 @@ class Fleet:
         requests: Sequence[Request],
         should_stop: Callable[[], bool] = lambda: False,
         temperature: float | None = None,
+        codec: Codec | None = None,
+        finished: Callable[[Rollout], object] = lambda _: None,
     ) -> list[Rollout]:
         """What `worker.generate_on` does. A request's tokens do not hang on which engine serves it."""
         engines = list(zip(self.engines, weights.engines, strict=True))
-        return generate_on(engines, requests, should_stop, temperature, order=self.order)
+        options = {"order": self.order, "codec": codec, "finished": finished}
+        return generate_on(engines, requests, should_stop, temperature, **options)
 
 
 def load_checked(engines: Sequence[RolloutEngine], params: Params, version: int) -> FleetWeights:
