@@ -171,6 +171,10 @@ def test_missing_key(key: str) -> None:
         ("objective.aggregation", "mean", "token-mean"),
         ("loss.kl_kind", "k4", "k1, k2, k3, low_var_kl"),
         ("loss.advantage", "mean", "group, centred, rloo"),
+        ("rewards.timeout", 0.0, "a number, above 0"),
+        ("rewards.workers", 0, "1 or more, at most 256"),
+        ("rewards.on_failure", "ignore", "zero, stop"),
+        ("data.oversample", 0.5, "1 or more, at most 64"),
         ("optimizer.learning_rate", float("nan"), "above 0"),
         ("optimizer.learning_rate", float("inf"), "above 0"),
         ("optimizer.b1", 1.0, "below 1"),
@@ -200,6 +204,13 @@ def test_rules_between_keys() -> None:
     assert refused({"learner.row_tokens": 23}).startswith("learner.row_tokens: 23; allowed: 24 or more")
     assert "a multiple of 3" in refused({"mesh.trainer.fsdp": 3})
     assert "a multiple of 3" in refused({"mesh.sampler.data": 3})
+    assert refused({"rewards.overlong_buffer": 9}).startswith("rewards.overlong_buffer: 9; allowed: at most 8")
+    assert refused({"rewards.functions": "mathh"}).startswith("rewards.functions: 'mathh'; allowed: NAME=WEIGHT")
+    assert refused({"data.oversample": 1.5}).startswith(
+        "data.oversample: 1.5; allowed: 1, or data.dynamic_sampling=true"
+    )
+    third = {"data.oversample": 1.1, "data.dynamic_sampling": True, "data.prompts_per_update": 10}
+    assert config_lib.prompts_asked(changed(third)) == 11
     assert refused({"pipeline.mode": "sync"}).startswith("pipeline.lag: 1 with pipeline.mode 'sync'")
     assert refused({"optimizer.master_copy": True}).startswith("optimizer.master_copy: True with model.dtype 'float32'")
     assert changed({"optimizer.master_copy": True, "model.dtype": "bfloat16"}).optimizer.master_copy
