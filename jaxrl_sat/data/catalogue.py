@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,15 @@ class DataSet:
 def read_data_sets(paths: list[str], key: str) -> list[DataSet]:
     """The sets that `key` lists. Raises `InputError` for one that cannot be read, and for two of one name."""
     sets = [read_data_set(path, key) for path in paths]
-    for one, other in itertools.combinations(sets, 2):
-        if one.name == other.name:
-            raise InputError(f"{key}: two sets are called {one.name!r}; allowed: sets of different names")
+    check_names([one.name for one in sets], key)
     return sets
+
+
+def check_names(names: Sequence[str], key: str) -> None:
+    """Raise `InputError` for two sets of one name, as `key` lists them."""
+    for one, other in itertools.combinations(names, 2):
+        if one == other:
+            raise InputError(f"{key}: two sets are called {one!r}; allowed: sets of different names")
 
 
 def read_data_set(path: str, key: str = "data.path") -> DataSet:

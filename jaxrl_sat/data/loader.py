@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import grain
 import numpy as np
@@ -18,11 +18,8 @@ from jaxtyping import Int
 from jaxrl_sat.data import mixture
 from jaxrl_sat.data.builder import prepare
 from jaxrl_sat.data.catalogue import read_data_set
-from jaxrl_sat.data.tokenizer import Tokenizer
+from jaxrl_sat.data.tokenizer import Template, Tokenizer
 from jaxrl_sat.types import InputError, Prompt, reading
-
-Template = Literal["chat", "none"]
-"""How a prompt is rendered: as the user's message in the tokenizer's chat template, or as it stands."""
 
 
 def _open(path: str, split: str, key: str) -> tuple[Any, Path]:
@@ -52,7 +49,7 @@ class _Reader:
 
     def __init__(self, folder: Path, split: str, tokenizer: Tokenizer, limit: int, template: Template):
         self.folder, self._split, self._tokenizer, self._limit = folder, split, tokenizer, limit
-        self._template = template
+        self._template: Template = template
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "source"}
@@ -68,8 +65,7 @@ class _Reader:
         return [self._prompt(i, record) for i, record in zip(ids, self.source.__getitems__(ids), strict=True)]
 
     def _render(self, record: Mapping[str, Any]) -> str:
-        prompt = _text(record["prompt"])
-        return prompt if self._template == "none" else self._tokenizer.render([{"role": "user", "content": prompt}])
+        return self._tokenizer.asked(_text(record["prompt"]), self._template)
 
     def _prompt(self, index: int, record: Mapping[str, Any]) -> Prompt:
         text = self._render(record)

@@ -6,6 +6,7 @@ nothing that is tested is trained on. What stays waits on disk; in memory are a 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -245,13 +246,9 @@ def _filter(
 ) -> dict[str, list[int]]:
     """Write what stays to the files `kept`, by split; returns the tokens of each prompt, where they are counted."""
     lengths: dict[str, list[int]] = {split: [] for split in kept}
-    for file in kept.values():
-        file.touch()
-    for chunk in _chunks(waiting):
-        if chunk[0].number:
-            options.progress(f"{chunk[0].number} problems checked")
-        readable = rewards.readable([one.record["answer"] for one in chunk])
-        for one, reads in zip(chunk, readable, strict=True):
+    with contextlib.ExitStack() as closing:
+        out = {split: closing.enter_context(file.open("w", encoding="utf-8")) for split, file in kept.items()}
+        for one, reads in _checked(waiting, options):
             account = accounts[one.record["source"]]
             if not _stays(one, reads, conflicts.get(one.number), options, account):
                 continue
@@ -262,9 +259,17 @@ def _filter(
                     continue
                 lengths[one.split].append(count)
             account.kept += 1
-            with kept[one.split].open("a", encoding="utf-8") as file:
-                file.write(json.dumps(one.record, ensure_ascii=False) + "\n")
+            out[one.split].write(json.dumps(one.record, ensure_ascii=False) + "\n")
     return lengths
+
+
+def _checked(waiting: Path, options: Options) -> Iterator[tuple[_Waiting, bool]]:
+    """What waits, with whether the verifier can read its answer."""
+    for chunk in _chunks(waiting):
+        if chunk[0].number:
+            options.progress(f"{chunk[0].number} problems checked")
+        readable = rewards.readable([one.record["answer"] for one in chunk])
+        yield from zip(chunk, readable, strict=True)
 
 
 def _chunks(waiting: Path) -> Iterator[list[_Waiting]]:

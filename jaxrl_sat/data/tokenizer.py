@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, SupportsInt
+from typing import Any, Literal, SupportsInt
 
 import jinja2
 import jinja2.sandbox
@@ -14,6 +14,9 @@ import numpy as np
 import tokenizers
 
 from jaxrl_sat.types import InputError, reading
+
+Template = Literal["chat", "none"]
+"""How a problem is asked: as the user's message in the chat template, or as it stands."""
 
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -136,6 +139,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[SupportsInt] | np.ndarray, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; special tokens are left out unless asked for."""
         return self._core.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def asked(self, problem: str, template: Template) -> str:
+        """The text of a problem as the model reads it, ready for `encode`. Raises what `render` does."""
+        return problem if template == "none" else self.render([{"role": "user", "content": problem}])
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """Messages ({"role", "content"}) through the chat template, ready for `encode`.

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from jaxrl_sat.data import arithmetic, catalogue
-from jaxrl_sat.data.loader import PromptLoader, Template
+from jaxrl_sat.data.loader import PromptLoader
 from jaxrl_sat.data.prepare import read_examples
-from jaxrl_sat.data.tokenizer import Tokenizer
+from jaxrl_sat.data.tokenizer import Template, Tokenizer
 from jaxrl_sat.paths import user_path
 from jaxrl_sat.types import InputError, Prompt
 
@@ -62,9 +62,7 @@ def read_sets(paths: Sequence[str], selection: Selection, tokenizer: Tokenizer, 
     and for a prompt of more than `longest` tokens.
     """
     sets = [_read(path, selection, tokenizer) for path in paths]
-    for one, other in itertools.combinations(sets, 2):
-        if one.name == other.name:
-            raise InputError(f"{KEY}: two sets are called {one.name!r}; allowed: sets of different names")
+    catalogue.check_names([one.name for one in sets], KEY)
     for one in sets:
         _check(one, longest)
     return sets
@@ -82,9 +80,7 @@ def _read(path: str, selection: Selection, tokenizer: Tokenizer) -> QuestionSet:
 
 def _of_file(file: Path, selection: Selection, tokenizer: Tokenizer) -> Iterator[Question]:
     for index, example in enumerate(read_examples(file, split=selection.split)):
-        text = example.prompt
-        if selection.template == "chat":
-            text = tokenizer.render([{"role": "user", "content": text}])
+        text = tokenizer.asked(example.prompt, selection.template)
         tokens = np.asarray(tokenizer.encode(text), np.int32)
         yield Question(example.id or str(index), example.prompt, Prompt(index, text, example.answer, tokens))
 

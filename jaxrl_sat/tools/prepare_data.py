@@ -30,7 +30,7 @@ from jaxrl_sat import cli, sources
 from jaxrl_sat.data import account
 from jaxrl_sat.data.prepare import Options, Source, prepare
 from jaxrl_sat.data.schemas import SCHEMAS
-from jaxrl_sat.data.tokenizer import Tokenizer
+from jaxrl_sat.data.tokenizer import Template, Tokenizer
 from jaxrl_sat.types import InputError
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -144,15 +144,10 @@ def _check_together(read: Sequence[Source]) -> None:
         raise InputError(f"{lacking.file}: no weight, while others have one; allowed: weights for all or for none")
 
 
-def _counter(model: str, template: str) -> Callable[[str], int]:
+def _counter(model: str, template: Template) -> Callable[[str], int]:
     """How many tokens a prompt has for a model."""
     tokenizer = Tokenizer.load(sources.model_folder(model))
-
-    def count(prompt: str) -> int:
-        rendered = prompt if template == "none" else tokenizer.render([{"role": "user", "content": prompt}])
-        return len(tokenizer.encode(rendered))
-
-    return count
+    return lambda problem: len(tokenizer.encode(tokenizer.asked(problem, template)))
 
 
 @contextlib.contextmanager

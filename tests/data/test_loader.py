@@ -13,19 +13,11 @@ import tensorflow_datasets as tfds
 
 from jaxrl_sat.data import arithmetic
 from jaxrl_sat.data.builder import default_data_dir, prepare
-from jaxrl_sat.data.characters import write_tokenizer
 from jaxrl_sat.data.loader import PromptLoader
 from jaxrl_sat.data.tokenizer import Tokenizer
 from jaxrl_sat.types import InputError, Prompt
 
 SIZES = {"train": 1500, "test": 200}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(folder)
-    return Tokenizer.load(folder)
 
 
 @pytest.fixture(scope="module")

@@ -8,19 +8,11 @@ from typing import Any
 import pytest
 
 from jaxrl_sat.data.builder import write_prepared
-from jaxrl_sat.data.characters import write_tokenizer
 from jaxrl_sat.data.loader import PromptLoader
 from jaxrl_sat.data.tokenizer import Tokenizer
 from jaxrl_sat.types import Prompt
 
 BLOCK = 8
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(folder)
-    return Tokenizer.load(folder)
 
 
 @pytest.fixture(scope="module")
