@@ -138,10 +138,14 @@ def make_judge(config: RunConfig, tokenizer: Tokenizer) -> Judge:
 
 
 def build(
-    config: RunConfig, folder: Path, checkpoints: Checkpointer, tokenizer: Tokenizer, judge: Judge
+    config: RunConfig,
+    folder: Path,
+    checkpoints: Checkpointer,
+    model_config: model.ModelConfig,
+    tokenizer: Tokenizer,
+    judge: Judge,
 ) -> tuple[Run, TrainState]:
     """Data, model, meshes, learner, state and sampler of a run, the sampler not yet started."""
-    model_config = sources.read_model_config(config.model.path)
     mesh.check_fits(config, model_config)
     loader, held_out = _training_prompts(config, tokenizer), _held_out(config, tokenizer)
     meshes = mesh.make_meshes(config, jax.devices())
@@ -339,9 +343,10 @@ def run(config: RunConfig, folder: Path) -> None:
         checkpoints = closing.enter_context(contextlib.closing(_checkpointer(config, folder)))
         resolved = config_lib.to_dict(config)
         check_same_run(folder, resolved, resumes=checkpoints.latest() is not None)
-        tokenizer = parts.load_tokenizer(config, sources.read_model_config(config.model.path))
+        model_config = sources.read_model_config(config.model.path)
+        tokenizer = parts.load_tokenizer(config, model_config)
         judge = closing.enter_context(contextlib.closing(make_judge(config, tokenizer)))
-        built, state = build(config, folder, checkpoints, tokenizer, judge)
+        built, state = build(config, folder, checkpoints, model_config, tokenizer, judge)
         done = int(state.step)
         owed = unjudged(config, folder, done) if done else {}
         if done >= config.updates and not owed:

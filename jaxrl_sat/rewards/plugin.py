@@ -74,17 +74,11 @@ class PlugIn(Workers[_Caller]):
         return Score(0.0, failure=said["error"]) if "error" in said else Score(said["value"], said["parts"])
 
     def _ask(self, line: str) -> dict[str, Any] | str:
-        """What the function said, or why it said nothing. A process that dies over it is given one more try."""
-        for _ in range(2):
-            if self.closed:
-                break
-            try:
-                with self.lent() as caller:
-                    return json.loads(caller.ask(line, self._seconds))
-            except Ended as ended:
-                if ended.late:
-                    return f"no answer in {self._seconds:g} s"
-        return "its process died"
+        """What the function said, or why it said nothing."""
+        try:
+            return self.asked(lambda caller: json.loads(caller.ask(line, self._seconds)))
+        except Ended as ended:
+            return f"no answer in {self._seconds:g} s" if ended.late else "its process died"
 
 
 def _plain(value: Any) -> Any:

@@ -66,19 +66,13 @@ class Pool(Workers[Worker]):
         return outcome
 
     def _fresh(self, case: tuple[str, str, str]) -> Outcome:
-        """The outcome of a case with a worker of its own; one that dies over it is given one more try."""
-        outcome = Outcome.OPEN
-        for _ in range(2):
-            if self.closed:
-                return Outcome.OPEN
-            try:
-                with self.lent() as worker:
-                    return worker.compare(case)
-            except Ended as ended:
-                outcome = Outcome.TIMED_OUT if ended.late else Outcome.DIED
-                if outcome is Outcome.TIMED_OUT:
-                    break
-        return outcome
+        """The outcome of a case with a worker of its own."""
+        try:
+            return self.asked(lambda worker: worker.compare(case))
+        except Ended as ended:
+            if ended.late:
+                return Outcome.TIMED_OUT
+            return Outcome.OPEN if self.closed else Outcome.DIED
 
     def map(
         self,

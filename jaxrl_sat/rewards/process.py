@@ -117,6 +117,7 @@ class Process:
 
 
 P = TypeVar("P", bound=Process)
+T = TypeVar("T")
 
 
 class Workers(Generic[P]):
@@ -168,6 +169,17 @@ class Workers(Generic[P]):
                     self._idle.append(worker)
             if self._closed:
                 worker.end()
+
+    def asked(self, ask: Callable[[P], T]) -> T:
+        """What `ask` gets out of a process; one that dies over it is given one more try. Raises `Ended`."""
+        try:
+            with self.lent() as worker:
+                return ask(worker)
+        except Ended as ended:
+            if ended.late:
+                raise
+        with self.lent() as worker:
+            return ask(worker)
 
     def close(self) -> None:
         """End all, those at work too. Does nothing in a process forked from the one that they belong to."""
