@@ -39,18 +39,25 @@ class Command(Source):
     dry_run: bool
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser with --config whose errors are an `InputError` that lists the flags `allowed`."""
+class FlagParser(argparse.ArgumentParser):
+    """A parser whose errors are an `InputError` that says what is `allowed`; flags are not abbreviated."""
 
-    def __init__(self, prog: str, description: str, allowed: str):
-        epilog = "--config.KEY=VALUE (or --config.KEY VALUE) sets one key of the config, as in --config.pipeline.lag=8."
-        super().__init__(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
+    def __init__(self, allowed: str, **settings: Any):
+        super().__init__(allow_abbrev=False, **settings)
         self.allowed = allowed
-        presets = f"config file; presets: {', '.join(PRESETS)}"
-        self.add_argument("--config", required=True, metavar="FILE[:PRESET]", help=presets)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; allowed: {self.allowed}")
+
+
+class Parser(FlagParser):
+    """A parser with --config."""
+
+    def __init__(self, prog: str, description: str, allowed: str):
+        epilog = "--config.KEY=VALUE (or --config.KEY VALUE) sets one key of the config, as in --config.pipeline.lag=8."
+        super().__init__(allowed, prog=prog, description=description, epilog=epilog)
+        presets = f"config file; presets: {', '.join(PRESETS)}"
+        self.add_argument("--config", required=True, metavar="FILE[:PRESET]", help=presets)
 
     def parse_source(self, argv: Sequence[str]) -> tuple[argparse.Namespace, Source]:
         """The flags in `argv` and the config they name. Raises `InputError`; --help prints and exits 0."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from pathlib import Path
+from typing import TextIO
 
 from jaxrl_sat.types import InputError
 
@@ -28,3 +30,17 @@ def is_address(text: str) -> bool:
 def cache_dir() -> Path:
     """`$XDG_CACHE_HOME/jaxrl_sat`, or the same under `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_sat"
+
+
+def locked(file: Path, in_use: str) -> TextIO:
+    """A file, made if need be, that this process holds until it is closed.
+
+    Raises `InputError`, whose text is `in_use`, where another holds it, and `OSError` where it cannot be opened.
+    """
+    lock = file.open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise InputError(in_use) from error
+    return lock

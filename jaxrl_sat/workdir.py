@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxrl_sat.metrics import replace_file
+from jaxrl_sat.paths import locked
 from jaxrl_sat.types import InputError
 
 MAY_CHANGE = frozenset(
@@ -23,14 +23,13 @@ def claimed(folder: Path) -> Iterator[None]:
     """Hold the folder for this process. Raises `InputError` if it cannot be written, is another run's, or is none."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("a")
+        in_use = f"--workdir: {folder} is in use by another run; allowed: a folder of its own"
+        lock = locked(folder / ".lock", in_use)
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(f"--workdir: {folder} cannot be written ({error}); allowed: a folder") from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InputError(f"--workdir: {folder} is in use by another run; allowed: a folder of its own") from error
         check_layout(folder)
         yield
 
@@ -83,3 +82,15 @@ def check_same_run(folder: Path, config: Mapping[str, Any], resumes: bool) -> No
 def record_config(folder: Path, config: Mapping[str, Any]) -> None:
     """Write the resolved configuration to config.json."""
     replace_file(folder / "config.json", json.dumps(config, indent=2) + "\n")
+
+
+def model_of(folder: Path, key: str) -> tuple[str, str]:
+    """What the run in `folder` trains: model.path and model.dtype. Raises `InputError`, which names `key`."""
+    path = folder / "config.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["model"]
+        if found["dtype"] not in ("float32", "bfloat16"):
+            raise ValueError(f"model.dtype is {found['dtype']!r}")
+        return str(found["path"]), found["dtype"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{key}: {path} is not a run's ({error}); allowed: the work folder of a run") from error

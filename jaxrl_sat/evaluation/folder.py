@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import importlib.metadata
 import json
 import platform
@@ -22,6 +21,7 @@ from jaxtyping import Bool
 
 from jaxrl_sat.evaluation import estimates
 from jaxrl_sat.metrics import replace_file
+from jaxrl_sat.paths import locked
 from jaxrl_sat.types import InputError
 
 SETTINGS, SUMMARY = "settings.json", "summary.json"
@@ -49,16 +49,12 @@ def claimed(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
         if folder.is_dir() and any(folder.iterdir()) and not (folder / SETTINGS).is_file():
             raise InputError(f"--out: {folder} holds something else; allowed: {NOT_OURS}")
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("a")
+        lock = locked(folder / ".lock", f"--out: {folder} is in use by another evaluation; allowed: another folder")
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"--out: {folder} cannot be written ({error}); allowed: a folder") from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InputError(f"--out: {folder} is in use by another evaluation; allowed: another folder") from error
         _check_same(folder, settings)
         replace_file(folder / SETTINGS, json.dumps(settings, indent=2) + "\n")
         yield

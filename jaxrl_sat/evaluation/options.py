@@ -7,8 +7,9 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, TypeVar
 
+from jaxrl_sat import cli
 from jaxrl_sat.paths import user_path
 from jaxrl_sat.types import InputError
 
@@ -53,17 +54,12 @@ class Pair:
     out: Path | None
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; allowed: {FLAGS}")
-
-
 def parse(argv: Sequence[str], description: str) -> Options | Pair:
     """The flags in `argv`. Raises `InputError`; --help prints and exits 0."""
-    parser = _Parser(
-        "python -m jaxrl_sat.evaluate",
+    parser = cli.FlagParser(
+        FLAGS,
+        prog="python -m jaxrl_sat.evaluate",
         description=description,
-        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_sat import mesh, model, parts, sources
+from jaxrl_sat import mesh, model, parts, sources, workdir
 from jaxrl_sat.checkpoint import Checkpointer
 from jaxrl_sat.data.tokenizer import Tokenizer
 from jaxrl_sat.layout import Layout
@@ -42,7 +41,7 @@ class Subject:
         """What `path` names: embedded, a model's folder or address, or a run's work folder. Raises `InputError`."""
         folder = None if path == "embedded" or is_address(path) else user_path(KEY, path)
         run = folder if folder and (folder / "checkpoints").is_dir() else None
-        source = path if run is None else _base(run)
+        source = path if run is None else workdir.model_of(run, KEY)[0]
         try:
             config = sources.read_model_config(source)
         except InputError as error:
@@ -59,24 +58,11 @@ class Subject:
             return model.load_hf(sources.model_address(self.source), dtype, shardings)[1]
         abstract = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            model.abstract_params(self.config, _read_run(self.run)["model"]["dtype"]),
+            model.abstract_params(self.config, workdir.model_of(self.run, KEY)[1]),
             shardings,
         )
         with contextlib.closing(Checkpointer(self.run / "checkpoints", keep=None, read_only=True)) as checkpoints:
             return checkpoints.params(abstract)[1]
-
-
-def _read_run(run: Path) -> dict[str, Any]:
-    path = run / "config.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {"model": {name: str(found["model"][name]) for name in ("path", "dtype")}}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{KEY}: {path} is not a run's ({error}); allowed: the work folder of a run") from error
-
-
-def _base(run: Path) -> str:
-    return _read_run(run)["model"]["path"]
 
 
 def _files(folder: Path | None) -> str:

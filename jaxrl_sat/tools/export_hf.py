@@ -9,12 +9,10 @@ else of it is read. Exit status 2 with one line where something is missing.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -23,6 +21,7 @@ from jaxrl_sat.checkpoint import Checkpointer
 from jaxrl_sat.model.folder import Folder
 from jaxrl_sat.paths import is_address
 from jaxrl_sat.types import InputError
+from jaxrl_sat.workdir import model_of
 
 
 def export(workdir: Path, out: str, step: int | None = None) -> int:
@@ -31,15 +30,14 @@ def export(workdir: Path, out: str, step: int | None = None) -> int:
     Raises `InputError` where `workdir` is not a run's, the checkpoint is not there, or `out` cannot be written.
     """
     _check_out(workdir, out)
-    run = _run_config(workdir / "config.json")
-    source = str(run["model"]["path"])
+    source, dtype = model_of(workdir, "--workdir")
     config = sources.read_model_config(source)
     if not (workdir / "checkpoints").is_dir():
         raise InputError(f"--workdir: {workdir} has no checkpoints; allowed: the folder of a run that wrote one")
     device = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])  # host memory
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
-        model.abstract_params(config, run["model"]["dtype"]),
+        model.abstract_params(config, dtype),
     )
     checkpoints = Checkpointer(workdir / "checkpoints", keep=None, read_only=True)
     try:
@@ -61,17 +59,6 @@ def _check_out(workdir: Path, out: str) -> None:
     here = Path(out).resolve()
     if {"recipe", "updates"} <= fields.keys() or here == workdir.resolve() or workdir.resolve() in here.parents:
         raise InputError(f"--out: {out} is or lies in the work folder of a run; allowed: a folder of its own")
-
-
-def _run_config(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        model_of = {name: found["model"][name] for name in ("path", "dtype")}
-        if model_of["dtype"] not in ("float32", "bfloat16"):
-            raise ValueError(f"model.dtype is {model_of['dtype']!r}")
-        return {"model": model_of}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"--workdir: {path} is not a run's ({error}); allowed: the work folder of a run") from error
 
 
 def _copy_small_files(folder: Path, out: str) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import math
 import os
 import re
@@ -24,22 +23,18 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from jaxrl_sat import cli, sources
 from jaxrl_sat.data import account
 from jaxrl_sat.data.prepare import Options, Source, prepare
 from jaxrl_sat.data.schemas import SCHEMAS
 from jaxrl_sat.data.tokenizer import Template, Tokenizer
+from jaxrl_sat.paths import locked
 from jaxrl_sat.types import InputError
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 KEYS = ("name", "split", "weight", "schema")
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; allowed: --help says")
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -75,12 +70,12 @@ def run(arguments: Sequence[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     usage, _, text = (__doc__ or "").partition("\n\n")
-    parser = _Parser(
+    parser = cli.FlagParser(
+        "--help says",
         prog="python -m jaxrl_sat.tools.prepare_data",
         description=usage,
         epilog=text,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="FILE[,KEY=VALUE...]")
     parser.add_argument("--out", required=True, help="folder of the set; must not exist")
@@ -160,11 +155,7 @@ def building(out: Path) -> Iterator[Path]:
         raise InputError(f"--out: {out} exists; allowed: a folder that does not yet")
     folder = out.parent / f".{out.name}.building"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"--out: {out} is being built by another process; allowed: one at a time") from error
+    with locked(folder / "lock", f"--out: {out} is being built by another process; allowed: one at a time"):
         try:
             for entry in folder.iterdir():
                 if entry.name != "lock":
