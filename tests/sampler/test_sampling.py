@@ -42,7 +42,7 @@ def test_draws_follow_the_softmax(words, temperature):
 
 
 def test_draws_follow_the_softmax_in_two_levels():
-    words = 4 * sampling.BLOCK + 100
+    words = sampling.SMALL + 100
     logits = np.random.default_rng(0).normal(size=words).astype(np.float32) * 2
     tokens = draws(logits, 10_000, 1.0)
     bins = np.arange(words) * 2654435761 % 16  # classes that cut across the blocks
@@ -69,15 +69,60 @@ def test_successive_positions_of_one_seed_are_independent():
     assert ((counts - expected) ** 2 / expected).sum() < CHI2[15]
 
 
-@pytest.mark.parametrize("words", [12, 4 * sampling.BLOCK + 3])
+inverse_cdf = jax.jit(sampling.inverse_cdf)
+
+
+@pytest.mark.parametrize("words", [12, 4 * sampling.GROUP + 3, sampling.SMALL + 3, 100 * sampling.BLOCK])
 def test_never_a_word_of_probability_zero(words):
-    """Two thirds of the words impossible, and uniforms at both ends and everywhere in between."""
+    """Two thirds of the words and the whole first block impossible, and uniforms at both ends and in between."""
     rng = np.random.default_rng(1)
     weight = np.where(rng.random((512, words)) < 0.33, rng.random((512, words)), 0.0).astype(np.float32)
+    weight[:, : min(words // 3, sampling.BLOCK)] = 0.0
     weight[:, words // 2] = 1e-20  # at least one possible word
     u = np.stack([np.linspace(0, 1 - 2**-24, 512), np.linspace(1 - 2**-24, 0, 512)], -1).astype(np.float32)
-    tokens = np.asarray(jax.jit(sampling.inverse_cdf)(jnp.asarray(weight), jnp.asarray(u)))
-    assert (weight[np.arange(512), tokens] > 0).all()
+    with np.errstate(divide="ignore"):
+        logits = np.log(weight)
+    tokens, total = inverse_cdf(jnp.asarray(logits), jnp.asarray(logits.max(-1)), jnp.ones(512), jnp.asarray(u))
+    assert (weight[np.arange(512), np.asarray(tokens)] > 0).all()
+    exact = weight.astype(np.float64).sum(-1) / weight.max(-1)
+    np.testing.assert_allclose(total, exact, rtol=1e-6)
+
+
+def test_the_word_is_where_the_running_sum_passes_the_uniform_number():
+    """Against a search of float64 running sums in the same two levels, where no sum is within rounding of it."""
+    words, slots = 40 * sampling.BLOCK - 5, 256
+    rng = np.random.default_rng(5)
+    logits = (3 * rng.normal(size=(slots, words))).astype(np.float32)
+    u = rng.random((slots, 2)).astype(np.float32)
+    rate = np.linspace(0.5, 2, slots).astype(np.float32)
+    tokens, _ = inverse_cdf(*map(jnp.asarray, (logits, logits.max(-1), rate, u)))
+    weight = np.exp((logits.astype(np.float64) - logits.max(-1, keepdims=True)) * rate[:, None])
+    tiled = np.pad(weight, ((0, 0), (0, 5))).reshape(slots, 40, -1)
+
+    def search(weight, u):
+        part = weight.cumsum(-1) / weight.sum(-1, keepdims=True)
+        return (part > u[:, None]).argmax(-1), np.abs(part - u[:, None]).min(-1) > 1e-6
+
+    block, sure = search(tiled.sum(-1), u[:, 0])
+    within, sure_within = search(tiled[np.arange(slots), block], u[:, 1])
+    sure &= sure_within
+    assert sure.sum() > 250
+    np.testing.assert_array_equal(np.asarray(tokens)[sure], (block * sampling.BLOCK + within)[sure])
+
+
+@pytest.mark.parametrize("spread", [0.1, 3.0, 40.0])
+def test_block_sums_in_lanes_are_those_of_float64(spread):
+    rng = np.random.default_rng(6)
+    tiled = (spread * rng.normal(size=(3, 7, sampling.BLOCK))).astype(np.float32)
+    tiled[0, 1] = -np.inf
+    tiled[1, 2, 5:] = -np.inf
+    largest, rate = tiled.max((1, 2)), np.array([0.3, 1.0, 1.5], np.float32)
+    exact = np.exp((tiled.astype(np.float64) - largest[:, None, None]) * rate[:, None, None]).sum(-1)
+    for sums in (sampling._block_sums_in_lanes, sampling._block_sums):
+        found = np.asarray(jax.jit(sums)(jnp.asarray(tiled), jnp.asarray(largest), jnp.asarray(rate)))
+        np.testing.assert_allclose(found, exact, rtol=1e-5, atol=2.0**-118)
+        np.testing.assert_allclose(found.sum(-1), exact.sum(-1), rtol=1e-6)
+        assert found[0, 1] == 0
 
 
 def test_minus_infinity_is_impossible_and_a_sole_word_certain():
