@@ -117,8 +117,15 @@ def write_prepared(
     weights: Mapping[str, float],
     data_dir: Path,
 ) -> Path:
-    """Write a set of records with `FIELDS` under `data_dir`; returns its folder. `weights`: of sources, by name."""
-    return _built(Prepared(name, splits, weights, data_dir))
+    """Write a set of records with `FIELDS` under `data_dir`; returns its folder. `weights`: of sources, by name.
+
+    Raises `InputError` where it cannot be written, on a full disk say.
+    """
+    try:
+        return _built(Prepared(name, splits, weights, data_dir))
+    except Exception as error:  # of TFDS and of the writer below it
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{data_dir}: {name} cannot be written ({reason}); allowed: a folder with room") from error
 
 
 def _built(builder: tfds.core.DatasetBuilder) -> Path:

@@ -60,5 +60,6 @@ def data_set_info(path: str, key: str) -> Path:
     found = [direct] if direct.is_file() else sorted(below)
     if len(found) != 1:
         what = "holds no data set" if not found else f"holds {len(found)} data sets"
-        raise InputError(f"{key}: {path!r} {what}; allowed: {arithmetic.NAME}, or the folder of one TFDS set")
+        allowed = f"{arithmetic.NAME}, or the folder of one TFDS set, as prepare_data makes it of files"
+        raise InputError(f"{key}: {path!r} {what}; allowed: {allowed}")
     return found[0]

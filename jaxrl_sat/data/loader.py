@@ -28,14 +28,21 @@ def _open(path: str, split: str, key: str) -> tuple[Any, Path]:
     try:
         builder: Any = tfds.builder_from_directory(folder)
     except Exception as error:
-        raise InputError(f"{key} {path} is not a readable TFDS data set: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(error).split())
+        raise InputError(f"{key}: {path} cannot be read ({reason}); allowed: a TFDS data set") from error
     fields = set(builder.info.features or ())
     if missing := {"prompt", "answer"} - fields:
-        raise InputError(f"{key} {path} has no feature {sorted(missing)[0]!r}, only {', '.join(sorted(fields))}")
+        found = ", ".join(sorted(fields))
+        raise InputError(f"{key}: {path} has no feature {sorted(missing)[0]!r}, only {found}; allowed: one with both")
+    for name in ("prompt", "answer"):
+        if getattr(builder.info.features[name], "shape", None) != ():
+            kind = type(builder.info.features[name]).__name__
+            raise InputError(f"{key}: feature {name!r} of {path} is a {kind}; allowed: one text or number a problem")
     if split not in builder.info.splits:
-        raise InputError(f"{key} {path} has no split {split!r}, only {', '.join(sorted(builder.info.splits))}")
+        raise InputError(f"{key}: {path} has no split {split!r}; allowed: {', '.join(sorted(builder.info.splits))}")
     if builder.info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
-        raise InputError(f"{key} {path} is stored as {builder.info.file_format.value}; it must be array_record")
+        stored = builder.info.file_format.value
+        raise InputError(f"{key}: {path} is stored as {stored}; allowed: array_record")
     return builder, folder
 
 
@@ -83,7 +90,10 @@ class _Reader:
             tokens=np.asarray(tokens, np.int32),
             source=_text(record.get("source", "")),
             problem_id=_text(record.get("id", index)),
-            record={name: _text(value) if isinstance(value, bytes) else value for name, value in record.items()},
+            record={
+                name: value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+                for name, value in record.items()
+            },
         )
 
     def by_source(self, chunk: int = 4096) -> dict[str, Int[np.ndarray, " _"]]:
@@ -96,6 +106,7 @@ class _Reader:
             ids = list(range(start, min(start + chunk, len(self.source))))
             for index, record in zip(ids, self.source.__getitems__(ids), strict=True):
                 rendered = self._render(record)
+                _text(record["answer"])
                 if not rendered or len(rendered.encode("utf-8")) > self._limit:
                     self._prompt(index, record)
                 found.setdefault(_text(record.get("source", "")), []).append(index)
@@ -140,9 +151,9 @@ class PromptLoader:
             raise InputError(f"process {process_index} is outside 0..{process_count - 1}")
         builder, self.folder = _open(os.fspath(path), split, key)
         self._reader = _Reader(self.folder, split, tokenizer, max_prompt_tokens, template)
-        with reading(f"{key} {path}"):
+        with reading(f"{key}: {path}"):
             if not len(self._reader.source):
-                raise InputError(f"{key} {path}: split {split!r} is empty")
+                raise InputError(f"{key}: split {split!r} of {path} is empty; allowed: one with problems")
             sources = self._reader.by_source()
             weights = _weights(builder) if split == "train" else {}
             self.order: Any = mixture.order(sources, weights, seed, prompts_per_update, balanced)

@@ -161,7 +161,9 @@ def _examples(source: Source) -> Iterator[tuple[str, Example | str]]:
             early.clear()
             yield place, found
         if form is None:
-            raise unfit if not early or early[0][1] == "no prompt or no answer" else records.BadFile(early[0][1])
+            if not early or early[0][1] == "no prompt or no answer":
+                raise unfit
+            raise records.BadFile(f"holds no problem, its first row: {early[0][1]}; allowed: rows of a schema")
     except (records.BadFile, schemas.Unrecognised) as error:
         raise InputError(f"{source.file}: {error}") from error
 
@@ -212,7 +214,7 @@ def _gather(
                     if seen.answer != found.answer:
                         doubts.setdefault((seen.number, found.answer), place)
                     continue
-                own = f"{source.name}/{found.id or place.rpartition(':')[2]}"
+                own = f"{source.name}/{found.id or _row(source, sources, place)}"
                 if (mark := hashlib.blake2b(own.encode(), digest_size=16).digest()) in ids:
                     _bad(options, account, place, "duplicate id", found.id)
                     continue
@@ -224,6 +226,14 @@ def _gather(
                 file.write(json.dumps(dataclasses.asdict(one)) + "\n")
     answers = {one.number: one.answer for one in first.values()} if doubts else {}
     return _conflicts(doubts, answers)
+
+
+def _row(source: Source, sources: Sequence[Source], place: str) -> str:
+    """What a problem without an id is known by: its row, behind the number of its file from the name's second on."""
+    row = place.rpartition(":")[2]
+    files = [one.file for one in sources if one.name == source.name]
+    number = files.index(source.file) + 1
+    return row if number == 1 else f"{number}:{row}"
 
 
 def _conflicts(doubts: Mapping[tuple[int, str], str], answers: Mapping[int, str]) -> dict[int, str]:

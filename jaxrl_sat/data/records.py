@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grain
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import tensorflow_datasets as tfds
@@ -55,38 +56,40 @@ def rows(path: Path, split: str = "train", columns: Collection[str] = ()) -> Ite
 
     Raises `BadFile` for one that is missing, empty, cut off, or not what its name says.
     """
-    kind = _kind(path)
-    allowed = NAMED.get(path.suffix.lower(), {kind})
-    if kind not in allowed:
-        raise BadFile(f"holds {kind}; its name says {' or '.join(sorted(allowed))}")
-    if kind == PARQUET:
-        yield from _parquet_rows(path, columns)
-    elif kind == ARRAY_RECORD:
-        yield from _array_record_rows(path, split)
-    else:
-        yield from _line_rows(path) if kind == LINES else _array_rows(path)
+    try:
+        kind = _kind(path)
+        allowed = NAMED.get(path.suffix.lower(), {kind})
+        if kind not in allowed:
+            raise BadFile(f"holds {kind}; its name says {' or '.join(sorted(allowed))}")
+        if kind == PARQUET:
+            yield from _parquet_rows(path, columns)
+        elif kind == ARRAY_RECORD:
+            yield from _array_record_rows(path, split)
+        else:
+            yield from _line_rows(path) if kind == LINES else _array_rows(path)
+    except OSError as error:
+        raise BadFile(f"cannot be read ({error.strerror}); allowed: a file that can") from error
 
 
 def _kind(path: Path) -> str:
     if path.is_dir() or ".array_record" in path.name:
         return ARRAY_RECORD
-    try:
-        with path.open("rb") as file:
-            start = file.read(4096)
-    except OSError as error:
-        raise BadFile(f"cannot be read ({error.strerror})") from error
+    if path.exists() and not path.is_file():  # what a pipe has can be read only once
+        raise BadFile("is not a regular file; allowed: one that can be read twice")
+    with path.open("rb") as file:
+        start = file.read(4096)
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     kinds = {b"PAR1": PARQUET, b"[": ARRAY, b"{": LINES}
     kind = next((kind for first, kind in kinds.items() if text.startswith(first)), None)
-    if kind is None:
+    if kind is None or (kind != PARQUET and b"\0" in text):  # JSON in UTF-16 has them, in UTF-8 never
         what = "is empty" if not text else f"begins with {text[:16]!r}"
-        raise BadFile(f"{what}; allowed: {LINES}, {ARRAY}, {PARQUET} or {ARRAY_RECORD}")
+        raise BadFile(f"{what}; allowed: {LINES} or {ARRAY} in UTF-8, {PARQUET} or {ARRAY_RECORD}")
     return kind
 
 
 def _parsed(number: int, text: bytes) -> Row:
     try:
-        fields = json.loads(text)
+        fields = json.loads(text.decode("utf-8-sig"))  # bytes it would take for UTF-16, line by line
     except (ValueError, RecursionError):
         return Row(number, None, "not JSON")
     return Row(number, fields) if isinstance(fields, dict) else Row(number, None, "not a JSON object")
@@ -145,7 +148,7 @@ def _elements(path: Path) -> Iterator[bytes | None]:
             if ended and data[position:].strip():
                 raise BadFile(f"goes on behind its array of {count}; allowed: one array")
     if not ended:
-        raise BadFile(f"ends in the middle of element {count + 1} of its array")
+        raise BadFile(f"ends in the middle of element {count + 1} of its array; allowed: a whole file")
 
 
 def _end_of_string(data: bytes, start: int) -> tuple[int, bool]:
@@ -195,7 +198,7 @@ def _parquet_rows(path: Path, columns: Collection[str]) -> Iterator[Row]:
                         number += 1
                         yield _too_large(number) if fields is None else Row(number, unread | fields)
     except Exception as error:  # of Arrow, or of what it was given for text
-        raise BadFile(f"row {number + 1} cannot be read ({_line(error)})") from error
+        raise BadFile(f"row {number + 1} cannot be read ({_line(error)}); allowed: a whole file") from error
 
 
 def _array_record_rows(path: Path, split: str) -> Iterator[Row]:
@@ -219,11 +222,19 @@ def _array_record_rows(path: Path, split: str) -> Iterator[Row]:
                 found = features.deserialize_example_np(record)
                 yield Row(number, {name: _plain(value) for name, value in found.items()})
     except Exception as error:  # whatever the reader says of a file that is none
-        raise BadFile(f"record {number or 1} cannot be read ({_line(error)})") from error
+        raise BadFile(f"record {number or 1} cannot be read ({_line(error)}); allowed: a whole file") from error
 
 
 def _plain(value: Any) -> Any:
-    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+    """What TFDS makes of a feature, as JSON would have it."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | np.ndarray | np.generic):
+        plain = value if isinstance(value, list) else value.tolist()
+        return [_plain(one) for one in plain] if isinstance(plain, list) else _plain(plain)
+    return value
 
 
 def _line(error: Exception) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
@@ -68,7 +69,7 @@ class Form:
         prompt = without_wrapper(_prompt(_at(fields, self.prompt)))
         answer = self.extract(_answer(_at(fields, self.answer))).strip()
         found = _at(fields, self.id)
-        example = Example(prompt, answer, "" if found is None else str(found))
+        example = Example(prompt, answer, "" if _missing(found) else str(found))
         if not example.prompt:
             raise Unusable("no prompt")
         if not answer:
@@ -104,7 +105,7 @@ def recognise(fields: Mapping[str, Any], schema: str | None) -> Form:
     for form in forms:
         # A MATH file without unique_id numbers its problems as others do.
         if form.fits(fields):
-            return form if _at(fields, form.id) is not None else dataclasses.replace(form, id="id")
+            return dataclasses.replace(form, id="id") if _missing(_at(fields, form.id)) else form
     wanted = "; ".join(dict.fromkeys(f"{form.prompt} and {form.answer}" for form in forms))
     raise Unrecognised(f"has the columns {', '.join(fields) or '(none)'}; allowed: {wanted}")
 
@@ -130,10 +131,12 @@ def without_wrapper(prompt: str) -> str:
     return prompt.strip()
 
 
+_RAISED, _LOWERED = "([⁰¹²³⁴-⁹⁺⁻ⁿ]+)", "([₀-₉₊₋]+)"
 _LOOKS = (
     (re.compile(r"\\[dt]frac"), r"\\frac"),
     (re.compile(r"\\(?:left|right|displaystyle|limits|quad|qquad)(?![a-z])|\\[,;!: ()\[\]]|\$|~"), " "),
-    (re.compile(r"[.,;:?!](?!\d)"), " "),
+    (re.compile(r"[.,;:?](?!\d)"), " "),
+    (re.compile(r"(?<=\d)\s+(?=\d+\s*/\s*\d)"), "&"),  # 1 1/2 is not 11/2
     (re.compile(r"\s+"), ""),
 )
 
@@ -142,8 +145,11 @@ def identity(problem: str) -> bytes:
     """What two copies of a problem share, 16 bytes.
 
     A hash of the text in Unicode's compatibility form, without case, space, dollars and other marks of mathematics,
-    LaTeX's spacing and sizes, and punctuation that no digit follows. What changes a number or a sign is left.
+    LaTeX's spacing and sizes, and punctuation that no digit follows. What changes a number or a sign is left: powers,
+    indices, a factorial, the gap in a mixed number.
     """
+    for digits, mark in ((_RAISED, "^"), (_LOWERED, "_")):
+        problem = re.sub(digits, rf"{mark}\1", problem)
     text = unicodedata.normalize("NFKC", problem).casefold()
     for pattern, by in _LOOKS:
         text = pattern.sub(by, text)
@@ -155,6 +161,11 @@ def _at(fields: Any, path: str) -> Any:
     for name in path.split("."):
         fields = fields.get(name) if isinstance(fields, Mapping) else None
     return fields
+
+
+def _missing(value: Any) -> bool:
+    """Whether a cell is empty: of pandas, NaN too."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _prompt(value: Any) -> str:
@@ -175,8 +186,8 @@ def _answer(value: Any) -> str:
         if len(value) > 1:
             raise Unusable("several answers")
         return _answer(value[0]) if value else ""
-    if value is None:
+    if _missing(value):
         return ""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or value in (math.inf, -math.inf):
         raise Unusable("answer that is neither text nor a number")
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

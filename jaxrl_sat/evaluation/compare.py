@@ -17,6 +17,8 @@ from jaxrl_sat.metrics import replace_file
 from jaxrl_sat.types import InputError
 
 FLAG = "--compare"
+EXPECTED = ("model", "data", "seed", "responses")
+"""Settings in which two evaluations may differ without a word: what is compared, and what changes no figure."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +64,13 @@ def compare(one: Path, other: Path) -> list[Comparison]:
     return [_compared(name, _table(one, name), _table(other, name)) for name in first]
 
 
+def unlike(one: Path, other: Path) -> dict[str, tuple[Any, Any]]:
+    """Settings that two evaluations do not share, which may make the difference that is found. Raises `InputError`."""
+    first, second = (folder.read_json(path / folder.SETTINGS, FLAG) for path in (one, other))
+    names = sorted((first.keys() | second.keys()) - set(EXPECTED))
+    return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}
+
+
 def _sets(path: Path) -> dict[str, Any]:
     """The sets of a finished evaluation, with what their problems are known by."""
     if not (path / folder.SETTINGS).is_file():
@@ -101,13 +110,16 @@ def _compared(name: str, one: dict[str, Result], other: dict[str, Result]) -> Co
 
 def run(pair: Pair) -> None:
     """Compare, print the table, and write comparison.json where a folder was given. Raises `InputError`."""
-    found = compare(pair.one, pair.other)
+    found, differing = compare(pair.one, pair.other), unlike(pair.one, pair.other)
     for line in _lines(found):
         print(line)
+    for name, (one, other) in differing.items():
+        print(f"--{name.replace('_', '-')} is {one!r} in the first and {other!r} in the second")
     if pair.out is not None:
         try:
             pair.out.mkdir(parents=True, exist_ok=True)
-            content = {"first": str(pair.one), "second": str(pair.other), **{one.name: one.to_dict() for one in found}}
+            content = {"first": str(pair.one), "second": str(pair.other), "settings": differing}
+            content |= {"sets": {one.name: one.to_dict() for one in found}}
             replace_file(pair.out / "comparison.json", json.dumps(content, indent=2) + "\n")
         except OSError as error:
             raise InputError(f"--out: {pair.out} cannot be written ({error}); allowed: a folder") from error

@@ -72,6 +72,9 @@ def _read(path: str, selection: Selection, tokenizer: Tokenizer) -> QuestionSet:
     file = user_path(KEY, path)
     if path != arithmetic.NAME and file.is_file():
         return QuestionSet(file.stem, tuple(itertools.islice(_of_file(file, selection, tokenizer), selection.limit)))
+    if path != arithmetic.NAME and not file.exists():
+        allowed = f"{arithmetic.NAME}, the folder of a prepared set, or a file of problems"
+        raise InputError(f"{KEY}: {path!r} does not exist; allowed: {allowed}")
     name = catalogue.read_data_set(path, KEY).name
     loader = PromptLoader(path, selection.split, tokenizer, 0, 1, ANY_LENGTH, key=KEY, template=selection.template)
     prompts = loader.eval_prompts(len(loader) if selection.limit is None else selection.limit)

@@ -25,7 +25,7 @@ KEY = "--model"
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model without its weights. `run`: the work folder whose newest checkpoint has them, None for `source`'s own.
+    """A model without its weights. `checkpoint`: the folder of that of a run which has them, None for `source`'s own.
 
     `files`: what tells two contents of one path apart, as far as that is to be had without reading them.
     """
@@ -33,20 +33,21 @@ class Subject:
     source: str
     config: model.ModelConfig
     tokenizer: Tokenizer
-    run: Path | None
+    checkpoint: Path | None
     files: str
 
     @classmethod
     def of(cls, path: str) -> Subject:
         """What `path` names: embedded, a model's folder or address, or a run's work folder. Raises `InputError`."""
         folder = None if path == "embedded" or is_address(path) else user_path(KEY, path)
-        run = folder if folder and (folder / "checkpoints").is_dir() else None
-        source = path if run is None else workdir.model_of(run, KEY)[0]
+        checkpoint = _newest(folder / "checkpoints") if folder and (folder / "checkpoints").is_dir() else None
+        source = path if checkpoint is None else workdir.model_of(checkpoint.parents[1], KEY)[0]
         try:
             config = sources.read_model_config(source)
         except InputError as error:
             raise InputError(f"{KEY}: {error}") from error
-        return cls(source, config, parts.tokenizer_of(source, config, KEY), run, _files(folder))
+        files = _files(folder) if checkpoint is None else f"checkpoint {checkpoint.name}"
+        return cls(source, config, parts.tokenizer_of(source, config, KEY), checkpoint, files)
 
     def params(self, dtype: str, layout: Layout) -> Params:
         """The weights, placed as `layout` has a sampler's; those of a checkpoint in the dtype that the run trained in.
@@ -54,24 +55,32 @@ class Subject:
         Raises `InputError`.
         """
         shardings: Any = layout.place(model.param_specs(self.config, layout))
-        if self.run is None:
+        if self.checkpoint is None:
             return model.load_hf(sources.model_address(self.source), dtype, shardings)[1]
         abstract = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            model.abstract_params(self.config, workdir.model_of(self.run, KEY)[1]),
+            model.abstract_params(self.config, workdir.model_of(self.checkpoint.parents[1], KEY)[1]),
             shardings,
         )
-        with contextlib.closing(Checkpointer(self.run / "checkpoints", keep=None, read_only=True)) as checkpoints:
-            return checkpoints.params(abstract)[1]
+        with contextlib.closing(Checkpointer(self.checkpoint.parent, keep=None, read_only=True)) as checkpoints:
+            try:
+                return checkpoints.params(abstract, int(self.checkpoint.name))[1]
+            except InputError as error:
+                raise InputError(f"{KEY}: {str(error).removeprefix('--workdir: ')}") from error
+
+
+def _newest(folder: Path) -> Path:
+    """A run's newest checkpoint. The run may go on, and what is asked is that one."""
+    steps = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+    if not steps:
+        raise InputError(f"{KEY}: {folder} has no checkpoint; allowed: the work folder of a run that has written one")
+    return folder / str(max(steps))
 
 
 def _files(folder: Path | None) -> str:
-    """Sizes and times of the weights' files, or a run's newest checkpoint; nothing of what lies elsewhere."""
+    """Sizes and times of the weights' files; nothing of what lies elsewhere."""
     if folder is None:
         return ""
-    if (folder / "checkpoints").is_dir():
-        steps = [int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit()]
-        return f"checkpoint {max(steps, default=0)}"
     stats = [file.stat() for file in sorted(folder.glob("*.safetensors"))]
     return " ".join(f"{stat.st_size}@{int(stat.st_mtime)}" for stat in stats)
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 import re
 import shutil
@@ -30,9 +29,13 @@ from jaxrl_sat.data import account
 from jaxrl_sat.data.prepare import Options, Source, prepare
 from jaxrl_sat.data.schemas import SCHEMAS
 from jaxrl_sat.data.tokenizer import Template, Tokenizer
-from jaxrl_sat.paths import locked
+from jaxrl_sat.paths import locked, user_path
 from jaxrl_sat.types import InputError
 
+FLAGS = (
+    "--out=FOLDER, --name=NAME, --on-bad-row=skip|refuse, --on-bad-file=skip|refuse, --keep-unreadable, "
+    "--keep-conflicts, --instruction=TEXT, --tokenizer=MODEL, --template=chat|none, --max-tokens=N, SOURCE ..."
+)
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 KEYS = ("name", "split", "weight", "schema")
 
@@ -42,7 +45,7 @@ def run(arguments: Sequence[str]) -> None:
     given = _parser().parse_args(arguments)
     read = [read_source(text) for text in given.sources]
     _check_together(read)
-    out = Path(given.out).expanduser()
+    out = user_path("--out", given.out)
     name = given.name or re.sub(r"[^a-z0-9_]", "_", out.name.lower())
     if not NAME.fullmatch(name):
         raise InputError(f"--name: {name!r}; allowed: small letters, digits and _, a letter first")
@@ -71,7 +74,7 @@ def run(arguments: Sequence[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     usage, _, text = (__doc__ or "").partition("\n\n")
     parser = cli.FlagParser(
-        "--help says",
+        FLAGS,
         prog="python -m jaxrl_sat.tools.prepare_data",
         description=usage,
         epilog=text,
@@ -104,13 +107,12 @@ def read_source(text: str) -> Source:
                 f"{text}: {key}={value}; allowed: each of {', '.join(KEYS)} once, as in FILE,{KEYS[0]}=..."
             )
         given[key] = value
-    file = Path(",".join(pieces)).expanduser()
+    file = user_path("SOURCE", ",".join(pieces))
     name = given.get("name", re.sub(r"[^a-z0-9_]", "_", file.stem.lower()))
     split, schema, weight = given.get("split", "train"), given.get("schema"), given.get("weight")
-    if not NAME.fullmatch(name) or not NAME.fullmatch(split):
-        raise InputError(
-            f"{text}: name {name!r}, split {split!r}; allowed: small letters, digits and _, a letter first"
-        )
+    if not NAME.fullmatch(name) or not NAME.fullmatch(split) or split == "all":
+        allowed = "small letters, digits and _, a letter first (not all, which TFDS keeps for itself)"
+        raise InputError(f"{text}: name {name!r}, split {split!r}; allowed: {allowed}")
     if schema is not None and schema not in SCHEMAS:
         raise InputError(f"{text}: schema {schema!r}; allowed: {', '.join(SCHEMAS)}")
     return Source(file, name, schema, None if weight is None else _share(text, weight), split)
@@ -118,7 +120,7 @@ def read_source(text: str) -> Source:
 
 def _share(text: str, weight: str) -> float:
     with contextlib.suppress(ValueError):
-        if 1e-6 <= (share := float(weight)) <= 1e6 and math.isfinite(share):
+        if weight.isascii() and "_" not in weight and 1e-6 <= (share := float(weight)) <= 1e6:
             return share
     raise InputError(f"{text}: weight {weight!r}; allowed: a number from 1e-6 to 1e6")
 
@@ -141,7 +143,10 @@ def _check_together(read: Sequence[Source]) -> None:
 
 def _counter(model: str, template: Template) -> Callable[[str], int]:
     """How many tokens a prompt has for a model."""
-    tokenizer = Tokenizer.load(sources.model_folder(model))
+    try:
+        tokenizer = Tokenizer.load(sources.model_folder(model))
+    except InputError as error:
+        raise InputError(f"--tokenizer: {error}") from error
     return lambda problem: len(tokenizer.encode(tokenizer.asked(problem, template)))
 
 

@@ -104,7 +104,7 @@ def test_errors_name_key_value_and_what_is_allowed(prepared, tokenizer, tmp_path
         loader(tmp_path / "nowhere", tokenizer)
     with pytest.raises(InputError, match="data.path: .* holds no data set; allowed"):
         loader(tmp_path, tokenizer)
-    with pytest.raises(InputError, match="no split 'dev', only test, train"):
+    with pytest.raises(InputError, match="data.path: .* has no split 'dev'; allowed: test, train"):
         loader(prepared, tokenizer, split="dev")
     with pytest.raises(InputError, match="prompts_per_update 8 .* 3"):
         loader(prepared, tokenizer, process_count=3)
@@ -136,6 +136,39 @@ def test_a_set_without_prompts_is_refused_by_the_feature_it_lacks(tokenizer, tmp
     Renamed(data_dir=tmp_path, file_format="array_record").download_and_prepare()
     with pytest.raises(InputError, match="no feature 'prompt', only answer, question"):
         loader(tmp_path / "renamed", tokenizer, split="train")
+
+
+class Listed(Renamed):
+    """A set of somebody else, with several answers a problem."""
+
+    def _info(self):
+        features = {"prompt": tfds.features.Text(), "answer": tfds.features.Sequence(tfds.features.Text())}
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _generate_examples(self):
+        yield 0, {"prompt": "1+1", "answer": ["2", "two"]}
+
+
+class Torn(Listed):
+    """A set of somebody else, with an answer that is not text."""
+
+    def _info(self):
+        features = {"prompt": tfds.features.Text(), "answer": tfds.features.Text()}
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _generate_examples(self):
+        yield 0, {"prompt": "1+1", "answer": b"\xff"}
+
+
+@pytest.mark.parametrize(
+    ("builder", "said"),
+    [(Listed, "feature 'answer' of .* is a Sequence; allowed: one text or number"), (Torn, "UnicodeDecodeError")],
+)
+def test_answers_that_are_none_are_refused_before_the_run(tokenizer, tmp_path, builder, said):
+    built = builder(data_dir=tmp_path, file_format="array_record")
+    built.download_and_prepare()
+    with pytest.raises(InputError, match=f"data.path: .*{said}"):
+        loader(built.data_dir, tokenizer, split="train")
 
 
 def test_the_default_place_is_the_cache_folder(monkeypatch, tmp_path):

@@ -140,6 +140,14 @@ def test_rows_that_cannot_be_used_are_counted_and_named_or_refused(tmp_path: Pat
         built([Source(file, "a")], tmp_path / "third", on_bad_row="refuse")
 
 
+def test_problems_without_ids_of_several_files_are_told_apart(tmp_path: Path) -> None:
+    one = lines(tmp_path / "one.jsonl", plain("1+1", "2"), plain("2+2", "4"))
+    two = lines(tmp_path / "two.jsonl", plain("3+3", "6"), plain("1 + 1", "2"), plain("4+4", "8"))
+    folder, report = built([Source(one, "a"), Source(two, "a")], tmp_path / "out")
+    assert (of(report, "a")["kept"], of(report, "a")["dropped"]) == (4, {"duplicate": 1})
+    assert [e.id for e in read_examples(folder)] == ["a/1", "a/2", "a/2:1", "a/2:3"]
+
+
 def test_files_that_cannot_be_used_are_refused_or_skipped(tmp_path: Path) -> None:
     good = Source(lines(tmp_path / "good.jsonl", plain("a", "5")), "good")
     contents = {

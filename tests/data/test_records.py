@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import tensorflow_datasets as tfds
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from jaxrl_sat.data import records
@@ -102,6 +105,8 @@ def test_files_that_are_not_what_their_names_say(tmp_path: Path) -> None:
         "k.json": (b"[{}] [{}]", "goes on behind its array of 1"),
         "m.parquet": (good.replace(b"1" * 40, b"\xff" * 40), "row 1 cannot be read"),
         "l.array_record": (b"not one", "record 1 cannot be read"),
+        "n.jsonl": ('{"n": 1}\n{"n": 2}\n'.encode("utf-16-le"), r"begins with b'\{\\x00.*in UTF-8"),
+        "o.json": ('[{"n": 1}]'.encode("utf-16"), r"begins with b'\\xff\\xfe.*in UTF-8"),
     }
     for name, (content, said) in contents.items():
         (tmp_path / name).write_bytes(content)
@@ -111,6 +116,42 @@ def test_files_that_are_not_what_their_names_say(tmp_path: Path) -> None:
         list(rows(tmp_path / "nowhere.jsonl"))
     with pytest.raises(BadFile, match="holds no split 'dev'"):
         list(rows(tmp_path, "dev"))
+    with pytest.raises(BadFile, match="cannot be read .File name too long"):
+        list(rows(tmp_path / f"{'n' * 300}.jsonl"))
+
+
+def test_a_pipe_is_refused_before_anything_is_read_from_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadFile, match="is not a regular file; allowed"):
+        list(rows(tmp_path / "pipe"))
+
+
+class Numbered(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """A set of somebody else, whose features are not all text."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    url_infos = None  # pyright: ignore
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        features = {
+            "answer": np.int64,
+            "prompt": tfds.features.Text(),
+            "tags": tfds.features.Sequence(tfds.features.Text()),
+        }
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, dl_manager: Any) -> Any:
+        return {"train": iter([(0, {"answer": 7, "prompt": "3+4", "tags": ["a", "b"]})])}
+
+    def _generate_examples(self) -> Any:
+        raise NotImplementedError
+
+
+def test_features_of_a_set_are_what_json_would_have(tmp_path: Path) -> None:
+    builder = Numbered(data_dir=str(tmp_path), file_format="array_record")
+    builder.download_and_prepare()
+    assert found(Path(builder.data_dir)) == [{"answer": 7, "prompt": "3+4", "tags": ["a", "b"]}]
+    assert type(found(Path(builder.data_dir))[0]["answer"]) is int
 
 
 MEMORY = """

@@ -61,6 +61,7 @@ def test_the_same_columns_under_a_name_of_choice() -> None:
     assert read(fields, "dapo") == read(fields, "aime") == Example("p", "5", "i")
     assert read(fields) == Example("p", "5", "u")
     assert read({"problem": "p", "answer": "5"}) == Example("p", "5", "")
+    assert read({"problem": "p", "answer": "5", "id": float("nan")}) == Example("p", "5", "")
 
 
 def test_columns_that_no_schema_has_are_named() -> None:
@@ -76,6 +77,8 @@ def test_columns_that_no_schema_has_are_named() -> None:
         ({"prompt": "p", "answer": None}, "no answer"),
         ({"prompt": "p", "answer": "  "}, "no answer"),
         ({"prompt": "p", "answer": []}, "no answer"),
+        ({"prompt": "p", "answer": float("nan")}, "no answer"),
+        ({"prompt": "p", "answer": float("inf")}, "neither text nor a number"),
         ({"question": "p", "answer": "It is 5."}, "no answer"),
         ({"problem": "p", "solution": "It is 5."}, "no answer"),
         ({"prompt": None, "answer": "5"}, "no prompt"),
@@ -107,3 +110,7 @@ def test_copies_of_a_problem() -> None:
     assert not same("Compute 1-2", "Compute 1+2")
     assert not same("f(1,2)", "f(12)")
     assert not same(r"\frac{1}{2}", r"\frac{2}{1}")
+    assert not same("Compute 5!", "Compute 5")
+    assert not same("Compute 2\u00b3", "Compute 23") and same("Compute x\u00b3", "Compute $x^3$")
+    assert not same("10\u2082 in base ten", "102 in base ten") and same("a\u2081", "a_1")
+    assert not same("Write 1 1/2 as a decimal", "Write 11/2 as a decimal")

@@ -28,11 +28,16 @@ from helper_beside import HALF
 class Number:
     pass
 
+class Silent(Exception):
+    def __str__(self): raise RuntimeError("no words")
+
 def moody(prompt, response, example):
     if response == "raise": raise ValueError("no\\nsuch thing")
     if response == "exit": sys.exit(3)
     if response == "hang": time.sleep(600)
     if response == "die": os._exit(3)
+    if response == "silent": raise Silent
+    if response == "fork": return 0.25 if os.fork() else 0.75
     if response == "grow": return {f"part{i}": 1.0 for i in range(100)}
     if response == "print": print("{}"); os.write(1, b"{}\\n"); return 1
     if response == "input": return float(len(sys.stdin.read()))
@@ -67,6 +72,7 @@ def moody(folder: Path) -> Iterator[PlugIn]:
     [
         ("true", 1.0, {}),
         ("numpy", 0.25, {}),
+        ("fork", 0.25, {}),
         ("print", 1.0, {}),
         ("input", 0.0, {}),
         ("parts", 0.75, {"a": 0.5, "b": 0.25}),
@@ -76,6 +82,7 @@ def moody(folder: Path) -> Iterator[PlugIn]:
 def test_what_a_function_may_return(moody: PlugIn, response: str, value: float, parts: dict[str, float]) -> None:
     score = moody("p", response, EXAMPLE)
     assert (score.value, score.parts, score.failure) == (value, parts, "")
+    assert moody("p", "none", EXAMPLE).failure, "nothing is left of it, to be taken for the next one's"
 
 
 @pytest.mark.parametrize(
@@ -83,6 +90,7 @@ def test_what_a_function_may_return(moody: PlugIn, response: str, value: float, 
     [
         ("raise", "ValueError: no such thing"),
         ("exit", "SystemExit: 3"),
+        ("silent", "Silent:"),
         ("nan", "ValueError: returned nan; a finite number allowed"),
         ("text", "TypeError: returned str; a number or a mapping of numbers allowed"),
         ("none", "TypeError: returned NoneType"),

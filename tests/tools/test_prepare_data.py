@@ -41,6 +41,7 @@ def test_a_source_in_words() -> None:
         ("a.json,schema=mmlu", "schema 'mmlu'; allowed: dapo, dolci, gsm8k, aime, math, plain"),
         ("a.json,weight=0", "weight '0'; allowed: a number from"),
         ("a.json,weight=nan", "weight 'nan'; allowed"),
+        ("a.json,weight=1_0", "weight '1_0'; allowed"),
     ],
 )
 def test_a_source_that_is_none(text: str, said: str) -> None:
@@ -69,14 +70,20 @@ def test_mistakes_end_it_with_one_line_and_leave_nothing(tmp_path: Path, capsys:
     mistakes = {
         (out, str(tmp_path / "bad.jsonl")): "bad.jsonl: begins with b'nothing'; allowed",
         (f"--out={file}", str(file)): "a.jsonl exists; allowed: a folder that does not yet",
-        (f"--out={file}/deeper", str(file)): "--out: .* cannot be written .Not a directory",
+        (f"--out={file}/deeper", str(file)): "--out: .* is not a path .Not a directory",
+        ("--out=/proc/deeper/out", str(file)): "--out: .* cannot be written .No such file",
+        ("--out=~no-such-user/out", str(file)): "--out: '~no-such-user/out' is not a path",
+        (out, "~no-such-user/a.jsonl"): "SOURCE: '~no-such-user/a.jsonl' is not a path",
+        (out, f"{'n' * 300}.jsonl"): "SOURCE: 'nnn.* is not a path .File name too long",
+        (out, f"--name={'n' * 250}", str(file)): "nnn cannot be written .*File name too long.*; allowed",
+        (out, f"{file},split=all"): "split 'all'; allowed: .*not all, which TFDS",
         (out,): "the following arguments are required: SOURCE; allowed",
         (out, "--max-tokens=4", str(file)): "--max-tokens: 4; allowed: .*--tokenizer=MODEL",
         (out, "--name=9", str(file)): "--name: '9'; allowed",
         (out, f"{file},weight=1", str(other)): "b.jsonl: no weight, while others have one",
         (out, f"{file},weight=1,split=test"): "a.jsonl: weight in split 'test'",
         (out, f"{file},name=b", f"{other},split=test"): "are both called 'b'; allowed: names of their own",
-        (out, "--tokenizer=/nowhere", str(file)): "/nowhere",
+        (out, "--tokenizer=/nowhere", str(file)): "--tokenizer: .*/nowhere",
         (out, "--on-bad-row=ignore", str(file)): "invalid choice: 'ignore'",
     }
     for arguments, said in mistakes.items():
