@@ -2,8 +2,9 @@
 
 Several threads hand in requests to a service of `--engines` engines, cancel some and read what is kept; others swap
 weights, in flight and between batches, some of them not finite. What must hold: every request ends once, as it may; the
-log-probs of those that are looked at are those of the weights each token is stamped with; nothing compiles after the
-warm-up; memory at the end is what it was after it, and no device buffer is left over.
+log-probs of those that are looked at are those of the weights each token is stamped with, in float64, and its experts
+those that the router prefers there, but for ties; nothing compiles after the warm-up; memory at the end is what it was
+after it, and no device buffer is left over.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ from benchmarks.soak_policy import (
     TABLES,
     FailingEngine,
     Letters,
-    Replay,
     fault,
     make_engine,
     table,
     warm,
 )
+from benchmarks.soak_replay import Replay
 from benchmarks.timing import machine, say
 from jaxrl_sat.sampler import Busy, RequestFailed, SamplerService, Ticket, WeightHolder
 from jaxrl_sat.types import InputError, Prompt, Request, Rollout, SamplingParams
 
 AGREE = 1e-4
-"""Log-probs of the sampler and of the replay, float32."""
+"""Log-probs of the sampler, float32, and of the replay, float64."""
 MEMORY = 1.02
 
 
@@ -198,13 +199,15 @@ class Soak:
             rollout = self.to_replay.get(timeout=0.1)
         except queue.Empty:
             return
-        worst = self.replay.worst(rollout)
+        found = self.replay(rollout)
         with self.lock:
-            self.worst = max(self.worst, worst)
+            self.worst = max(self.worst, found.worst)
             self.counts["tokens replayed"] += len(rollout.tokens)
             self.counts["replayed"] += 1
             self.counts["replayed over several versions"] += len(set(rollout.versions)) > 1
-            self.faults["log-probs of other weights than stamped"] += not worst <= AGREE
+            self.counts["ties between experts"] += found.ties
+            self.faults["other experts than the router's"] += found.misrouted
+            self.faults["log-probs of other weights than stamped"] += not found.worst <= AGREE
         time.sleep(0.02)
 
     def ended(self, seed: int, future: Any) -> None:

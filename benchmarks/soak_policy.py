@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
@@ -32,8 +31,6 @@ CONFIG = model.ModelConfig(
 STOP, POISON = 2, 60
 """The stop id, and a word that no prompt but a poisoned one begins with."""
 PROMPT, RESPONSE, SLOTS = 30, 24, 8
-TIE = 1e-4
-"""Logits nearer than this may come out in either order."""
 TABLES = 4
 """Different weights; version v has those of table v % TABLES."""
 
@@ -93,43 +90,6 @@ def make_engine(device: Any, elaborate: bool) -> FailingEngine:
         restricted=True,
         **options,
     )
-
-
-class Replay:
-    """Log-probs of a rollout's tokens under the weights they are stamped with, fed one by one over a fresh cache."""
-
-    def __init__(self, tables: Sequence[Any]):
-        self._weights = [model.decode_params(one, "float32") for one in tables]
-        self._pass = jax.jit(lambda params, *fed: model.decode(params, CONFIG, *fed)[:2], donate_argnums=1)
-
-    def worst(self, rollout: Rollout) -> float:
-        """Largest difference from the recorded log-probs; inf where a greedy token is not the likeliest."""
-        prompt, sampling = rollout.request.prompt.tokens, rollout.request.sampling
-        assert sampling is not None
-        sequence = np.concatenate([prompt, rollout.tokens])
-        versions = np.concatenate([np.full(len(prompt) - 1, rollout.prefill_version), rollout.versions])
-        cache, worst = model.init_cache(CONFIG, 1, PROMPT + RESPONSE), 0.0
-        for position, version in enumerate(versions):
-            fed = jnp.asarray(sequence[position : position + 1]), jnp.full(1, position, jnp.int32)
-            logits, cache = self._pass(self._weights[version % TABLES], cache, *fed)
-            t = position + 1 - len(prompt)
-            if t >= 0:
-                token, nucleus = int(rollout.tokens[t]), rollout.nucleus_ids[t]
-                exact = log_prob(np.asarray(logits[0], np.float64), token, sampling.temperature, nucleus)
-                worst = max(worst, abs(exact - float(rollout.logp[t])))
-        return worst
-
-
-def log_prob(logits: np.ndarray, token: int, temperature: float, nucleus: np.ndarray) -> float:
-    """Of a token among all words, or those of its nucleus; greedy at temperature 0: inf if it is not the likeliest."""
-    if temperature == 0 and logits.max() - logits[token] > TIE:
-        return np.inf
-    scaled = logits / (temperature or 1.0)
-    words = nucleus[nucleus >= 0] if (nucleus >= 0).any() else np.arange(len(logits))
-    if token not in words:
-        return np.inf
-    top = scaled.max()
-    return float(scaled[token] - top - np.log(np.exp(scaled[words] - top).sum()))
 
 
 def fault(rollout: Rollout) -> str:
