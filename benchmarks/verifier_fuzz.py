@@ -21,7 +21,8 @@ SECONDS = 2.0
 _PIECES = (
     r"\frac \sqrt \pi \infty \pm \cup \sin \log \{ \} \text{ \begin{pmatrix} \end{pmatrix} \\ \le \in \boxed{ "
     r"\overline{ \mathbb{R} \setminus \binom ^{ _{ #### </think> <answer> </answer> ** or and answer is "
-    r"1,000 0.3 x y e i n cm ("
+    r"\begin{vmatrix} \end{vmatrix} \det \operatorname{cis} \begin{cases} \end{cases} \ne \lor ^T "
+    r"]0,1[ |x| maybe million 1,000 0.3 x y e i n cm ("
 ).split()
 
 

@@ -22,6 +22,9 @@ FUNCTIONS: dict[str, Callable[..., sympy.Expr]] = {
     "arcsin": sympy.asin,
     "arccos": sympy.acos,
     "arctan": sympy.atan,
+    "arccot": sympy.acot,
+    "arcsec": sympy.asec,
+    "arccsc": sympy.acsc,
     "sinh": sympy.sinh,
     "cosh": sympy.cosh,
     "tanh": sympy.tanh,
@@ -32,8 +35,9 @@ FUNCTIONS: dict[str, Callable[..., sympy.Expr]] = {
     "floor": sympy.floor,
     "ceil": sympy.ceiling,
     "abs": sympy.Abs,
+    "cis": lambda angle, evaluate: sympy.cos(angle, evaluate=evaluate) + sympy.I * sympy.sin(angle, evaluate=evaluate),
 }
-INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
+INVERSE = {name: f"arc{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc")}
 
 
 def fraction(above: int, below: int) -> sympy.Rational:

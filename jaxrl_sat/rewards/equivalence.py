@@ -31,8 +31,9 @@ DECIMALS = 6
 """Digits behind the point that a rounded or cut decimal of a fraction must have."""
 MOST_ITEMS = 60
 _STATED = re.compile(
-    r"(?=[\\|\[a-zA-Z])(?=[^=]*[a-zA-Z])(?:\\?[a-zA-Z]++|_\{?\w++\}?|\([\w,]*+\)|\^\{-1\}|[-+/|\[\]{}'()*_ ])++"
-    r"=((?!\(?[-+]?0\)?$).+)",
+    r"(?:\\(?:lim|sum|prod|int)(?![a-zA-Z])(?:[^={}]|\{(?:[^{}]|\{[^{}]*\})*\})*+=(?=[^=]+$)"
+    r"|(?=[\\|\[a-zA-Z])(?=[^=]*[a-zA-Z])(?:\\?[a-zA-Z]++|_\{?\w++\}?|\([\w,]*+\)|\^\{-1\}|[-+/|\[\]{}'()*_ ])++"
+    r"=(?!\(?[-+]?0\)?$))(.+)",
     re.ASCII,
 )
 """A name for what is sought, of letters without numbers that multiply them, and what it is found to be."""
@@ -99,7 +100,9 @@ def same(found: Answer, answer: Answer) -> bool:
 
 
 def _same_value(found: Value, answer: Value) -> bool:
-    if found.unit and answer.unit and found.unit != answer.unit:
+    units = {found.unit, answer.unit}
+    if None not in units and len(units) > 1 and not ("degree" in units and units & {"celsius", "fahrenheit"}):
+        assert found.unit and answer.unit
         size = ratio(found.unit, answer.unit)
         return size is not None and _same_value(Value(found.expr * sympy.Rational(size), None, found.scale), answer)
     if found.scale == answer.scale:
@@ -222,7 +225,9 @@ def _plain(text: str) -> str:
 def _same_choice(found: Answer, answer: Answer) -> bool:
     label, other = _label(found), _label(answer)
     if label and other:
-        return label == other
+        meanings = [side.meaning for side in (found, answer) if isinstance(side, Choice)]
+        stated = [meaning for meaning in meanings if isinstance(meaning, Value)]
+        return label == other and (len(stated) < 2 or same(stated[0], stated[1]))
     if isinstance(found, Choice) and found.meaning is not None and not isinstance(answer, Choice):
         return same(found.meaning, answer)
     return isinstance(answer, Choice) and answer.meaning is not None and same(found, answer.meaning)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 
 from jaxrl_sat.rewards.normalise import trimmed
+from jaxrl_sat.rewards.wording import HEDGES, SCALE, changed, refused_before
 
 TAIL = 20_000
 """Characters from the end that are looked at; a final answer stands at the end."""
@@ -26,15 +27,19 @@ _BARE_BOX = re.compile(
 )
 _PLACEHOLDER = re.compile(r"(?:\s|\.|\\l?c?dots\b|\\;|\\,|~)*")
 _BETWEEN = re.compile(
-    r"(?:[\s,;.$/|~&]|\\[,;:!()\[\]]|\\q?quad|\b(?:and|or)\b|\\text\{[\s,]*(?:and|or)?[\s,]*\}|\b[a-z]\s*=)*"
+    r"(?:[\s,;.$/|~&()]|\\[,;:!()\[\]]|\\q?quad|\b(?:and|or|maybe|perhaps|possibly|alternatively|otherwise)\b|\\text\{[\s,]*(?:and|or)?[\s,]*\}|\b[a-z]\s*=)*"
 )
 _ANSWER = re.compile(
-    r"\b(?:answer[\s*_]{0,8}(?:is\b|(?P<denied>isn.t\b)|:|=)|(?:option|choice) is\b)[\s*_:]{0,8}",
+    r"\b(?:answer[\s*_]{0,8}(?:(?P<denied>isn.t\b|(?:could|might|may|can|cannot|can.t)\s+(?:not\s+)?be\b)|is\b|:|=)"
+    r"|(?:option|choice) is\b)[\s*_:]{0,8}",
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"\n|\.\s(?![^{}\n]{0,80}\})|</answer>")
 _BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
-_MATH = re.compile(r"\$([^$\n]{1,400})\$|\\\(([^\n]{1,400}?)\\\)|\\\[(.{1,400}?)\\\]", re.DOTALL)
+_LABEL = re.compile(r"\s*\(?\d{1,2}[.):]\s*")
+"""The number of a point in a list."""
+_DISPLAY = r"\$\$([^$]{1,400})\$\$"
+_MATH = re.compile(_DISPLAY + r"|\$([^$\n]{1,400})\$|\\\(([^\n]{1,400}?)\\\)|\\\[(.{1,400}?)\\\]", re.DOTALL)
 # A number of plain digits: neither half of 3/4/5, of 46-2, of 2*23 or of x46 is one.
 _NUMBER = re.compile(
     r"(?<![\w.,/^\\{_])(?<![\d)][-+*])(?:(?<![\d)])[-+])?"
@@ -44,13 +49,15 @@ _NUMBER = re.compile(
 _TEXT = re.compile(r"\\(?:text|mbox|mathrm|textbf)\s*\{[^{}]*\}")
 _WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{2,}")
 _FORMULA_WORDS = frozenset("sqrt sin cos tan cot sec csc log ln exp pi frac infinity inf mod".split())
-_HEDGES = frozenset(
-    "or either not maybe perhaps possibly between less more greater fewer than least most never cannot".split()
-)
 _QUANTITY = re.compile(r"[-+]?\\?[$€£]?[-+]?[\d.,/]*\d\s*\\?%?(?:\s+[a-zA-Z][\w^]*){0,3}|[^a-zA-Z]*", re.ASCII)
 _REASON = re.compile(
-    r",?\s(?:because|since)\b.*|,?\s\((?!(?:" + "|".join(_HEDGES) + r"|and)\b)[a-z]{2}[^()]*\).*|(?<=\d)!$", re.DOTALL
+    r",?\s(?:because|since)\b.*|,?\s\((?!(?:" + "|".join(HEDGES) + r"|and)\b)[a-z]{2}[^()]*\).*|(?<=\d)!$"
+    r"|(?<=[\d$)}\]%]),?\s\(?(?:which is |that is |i\.e\.,? )?(?:approximately|roughly|about)\s.*",
+    re.DOTALL,
 )
+_NEGATIVE = re.compile(r"\b(?:negative|minus)\s+(?=[\d.])", re.IGNORECASE)
+_END = re.compile(r"(?:\s*(?:</s>|<\|[\w ]{1,40}\|>|<eos>|<end_of_turn>))+\s*$")
+"""Marks of the end of a text that a tokenizer left in."""
 _CALL = re.compile(r"[a-zA-Z_]{2,}\(")
 _AND = re.compile(r"\s*+(?:,\s*+(?:(?:and|or)\s++)?|(?:and|or)\s++)(?:[a-z]\s*+=\s*+)?")
 _EQUATION = re.compile(r"[a-zA-Z]\s*=\s*[^=]+")
@@ -63,6 +70,7 @@ def final_answer(response: str) -> str | None:
     if response.rfind("<think>") > thought:
         return None
     response = response.rstrip()
+    response = response[:-200] + _END.sub("", response[-200:])
     start = max(thought + len("</think>") if thought >= 0 else 0, len(response) - TAIL)
     text = response[start:].translate(_MINUS)
     for find in (_boxed, _hashes, _said, _tagged, _bold, _last_number):
@@ -140,7 +148,10 @@ def _said(text: str) -> str | None:
         pass
     if last is None or last["denied"]:
         return None if last is None else ""
-    return _stated(_SENTENCE.split(text[last.end() :].lstrip(" \t\r\n}"), maxsplit=1)[0])
+    rest = text[last.end() :].lstrip(" \t\r\n}")
+    if display := re.match(_DISPLAY + r"|\\\[(.{1,400}?)\\\]", rest, re.DOTALL):
+        return _content(display)
+    return _stated(_SENTENCE.split(rest, maxsplit=1)[0])
 
 
 def _tagged(text: str) -> str | None:
@@ -152,6 +163,8 @@ def _tagged(text: str) -> str | None:
 
 def _bold(text: str) -> str | None:
     for content in reversed(_BOLD.findall(text)):
+        if _LABEL.fullmatch(content):
+            continue
         content = trimmed(content, _EDGES)
         if any(map(str.isdigit, content)) and (_QUANTITY.fullmatch(content) or _EQUATION.fullmatch(content)):
             return content
@@ -168,24 +181,32 @@ def _last_number(text: str) -> str | None:
             row = [*row, match] if row and _AND.fullmatch(text, row[-1].end(), match.start()) else [match]
     if row and (number is None or row[-1].end() >= number.end()):
         return ", ".join(map(_content, row))
-    return number.group() if number else None
+    if number is None:
+        return None
+    return "" if refused_before(text[max(0, number.start() - 60) : number.start()]) else _scaled(text, number)
+
+
+def _scaled(text: str, number: re.Match[str]) -> str:
+    """The number with the word million behind it, if it is there."""
+    scale = SCALE.match(text, number.end())
+    return number.group() + (scale.group() if scale else "")
 
 
 def _stated(sentence: str) -> str:
     """The answer in a sentence: its one formula, or its one number where the rest is prose without a hedge, or all."""
-    sentence = _REASON.sub("", trimmed(sentence, "*_`"))
+    sentence = _NEGATIVE.sub("-", _REASON.sub("", trimmed(sentence, "*_`")))
     if re.fullmatch(r"'[^']*'", sentence):
         sentence = sentence[1:-1]
     formulas = [match for match in _MATH.finditer(sentence) if not _prose(_content(match))]
     outside = _MATH.sub(" ", sentence) if formulas else sentence
     words = {word.lower() for word in _WORD.findall(outside)}
-    if words & _HEDGES:
+    if words & HEDGES or changed(outside):
         return sentence
     if len(formulas) == 1 and not any(map(str.isdigit, outside)):
         return _content(formulas[0])
-    numbers = _NUMBER.findall(sentence)
+    numbers = list(_NUMBER.finditer(sentence))
     if len(numbers) == 1 and words and not words & _FORMULA_WORDS and not _CALL.search(sentence):
-        return numbers[0]
+        return _scaled(sentence, numbers[0])
     return trimmed(sentence, _EDGES)
 
 

@@ -10,6 +10,8 @@ import sympy
 
 from jaxrl_sat.rewards import arithmetic
 from jaxrl_sat.rewards.lexer import FUNCTIONS, Token, Unreadable
+from jaxrl_sat.rewards.matrices import determinant, transposed
+from jaxrl_sat.rewards.values import Matrix
 
 DEEPEST = 40
 """Brackets, fractions, roots and exponents inside each other."""
@@ -135,6 +137,10 @@ class Formulas:
             return self._command(token.text)
         if token.text in ("(", "[", "{"):
             return self._until(_CLOSES[token.text])
+        if token.text == "|" and self.next.kind == "matrix":
+            value = determinant(self.matrix())
+            self.expect("|")
+            return value
         if token.text == "|":
             self._bars += 1
             value = arithmetic.call("abs", self._until("|"))
@@ -231,11 +237,57 @@ class Formulas:
             return arithmetic.power(self.argument(), arithmetic.divide(sympy.Integer(1), degree))
         if name in ("lfloor", "lceil"):
             return arithmetic.call({"lfloor": "floor", "lceil": "ceil"}[name], self._until(_CLOSES[name]))
+        if name == "det":
+            return self._determinant()
         if name == "overline":
-            return sympy.Symbol(f"overline_{self._token_argument()}")
+            return self._overlined()
         if name in FUNCTIONS:
             return self._function(name)
         raise Unreadable(name)
+
+    def _overlined(self) -> sympy.Expr:
+        """The conjugate of a number with i, otherwise a name."""
+        begin = self.place
+        text = self._token_argument()
+        if "i" not in text or re.fullmatch(r"[-+\d.i]+", text) is None:
+            return sympy.Symbol(f"overline_{text}")
+        self.place = begin
+        conjugate = self.argument().xreplace({sympy.I: -sympy.I})
+        assert isinstance(conjugate, sympy.Expr)
+        return conjugate
+
+    def matrix(self) -> Matrix:
+        """Rows between \\begin and \\end, and a T behind them."""
+        self.take()
+        rows: list[tuple[sympy.Expr, ...]] = []
+        while True:
+            row = [arithmetic.finite(self.sum())]
+            while self.accept("&"):
+                row.append(arithmetic.finite(self.sum()))
+            rows.append(tuple(row))
+            ended = self.accept("\\\\") is None
+            if ended or self.next.kind == "matrix":
+                break
+        if self.take() != Token("matrix", "end") or len({len(row) for row in rows}) != 1:
+            raise Unreadable("matrix")
+        return transposed(Matrix(tuple(rows))) if self.transposition() else Matrix(tuple(rows))
+
+    def transposition(self) -> bool:
+        """Whether ^T follows, which is then taken."""
+        ahead = [self.after(i).text for i in range(4)]
+        length = 2 if ahead[:2] == ["^", "T"] else 4 if ahead == ["^", "{", "T", "}"] else 0
+        self.place += length
+        return length > 0
+
+    def _determinant(self) -> sympy.Expr:
+        """Of the matrix that follows, also in brackets."""
+        closing = _CLOSES[self.take().text] if self.next.text in ("(", "[", "{") else None
+        value = determinant(self.matrix()) if self.next.kind == "matrix" else None
+        if value is None:
+            raise Unreadable("determinant")
+        if closing:
+            self.expect(closing)
+        return value
 
     def argument(self, single_digit: bool = False) -> sympy.Expr:
         """What TeX takes as an argument: braces, or one thing; of a number one digit where `single_digit`."""
@@ -252,7 +304,7 @@ class Formulas:
         base = power = None
         while operator := self.accept("_", "^"):
             if operator == "_":
-                base = self.argument()
+                base = self.argument(single_digit=self._nothing_behind())
             else:
                 power = self.exponent()
         self._arguments += 1
@@ -268,6 +320,14 @@ class Formulas:
                 raise Unreadable("subscript")
             value = arithmetic.divide(value, arithmetic.call("log", base))
         return value if power is None else arithmetic.power(value, power)
+
+    def _nothing_behind(self) -> bool:
+        """Whether the next is the last of its term: of \\log_39 the 9 is no part of the base."""
+        place = self.place
+        self.place += 1
+        follows = self._factor_follows() or self.next.kind in ("number", "^")
+        self.place = place
+        return not follows
 
     def _bare_argument(self) -> sympy.Expr:
         """Of a function without brackets: factors side by side, up to a sign or another function."""

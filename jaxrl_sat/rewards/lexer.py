@@ -13,14 +13,15 @@ DIGITS = 400
 """Digits of one number."""
 
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt floor ceil abs".split()
+    """sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh cis log ln lg exp sqrt floor
+    ceil abs""".split()
 )
 GREEK = frozenset(
     """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau
     upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell""".split()
 )
 COMMANDS = FUNCTIONS | frozenset(
-    "frac binom pi infty emptyset lfloor rfloor lceil rceil langle rangle overline".split()
+    "frac binom pi infty emptyset lfloor rfloor lceil rceil langle rangle overline det".split()
 )
 OPERATORS = frozenset("le ge ne in cup cap setminus pm mp degree mid lt gt approx".split())
 
@@ -42,8 +43,8 @@ _FONT = "text|mbox|textbf|textit|textrm|textnormal|texttt|mathrm|mathbf|mathit|m
 _TOKEN = re.compile(
     rf"""(?P<space>\s+)
     |\\(?:{_FONT})\s*\{{(?P<text>[^{{}}]*)\}}
-    |\\begin\{{(?P<begin>[pbBs]?(?:small)?matrix|array)\}}(?:\{{[lcr|]*\}})?
-    |\\end\{{(?P<end>[pbBs]?(?:small)?matrix|array)\}}
+    |\\begin\{{(?P<begin>[pbBvs]?(?:small)?matrix|array)\}}(?:\{{[lcr|]*\}})?
+    |\\end\{{(?P<end>[pbBvs]?(?:small)?matrix|array)\}}
     |(?P<row>\\\\)(?:\[[^\]]*\])?
     |\\(?P<brace>[{{}}])
     |\\mathbb\s*\{{?(?P<field>[RZNQC])\}}?
@@ -56,6 +57,8 @@ _TOKEN = re.compile(
     re.VERBOSE | re.ASCII,
 )
 _GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?![\d,])(?:\.\d+)?", re.ASCII)
+_BEFORE_OPENING = ("cup", "cap", "setminus", "in", "=", ",", ";", "and", "(", "\\{")
+_AFTER_CLOSING = ("cup", "cap", "setminus", ",", ";", "and", ")", "\\}")
 _SEPARATORS = {"or": ";", "and": "and", "to": ":"}
 _PLAIN_WORDS = {"pi": "pi", "infinity": "infty", "inf": "infty", "infty": "infty"}
 
@@ -83,7 +86,21 @@ def tokens(text: str, grouped: bool = True) -> list[Token]:
                 depth += {"(": 1, "[": 1, "\\{": 1, ")": -1, "]": -1, "\\}": -1}.get(token.text, 0)
         found += new
         spaced = False
-    return found
+    return _outward(found)
+
+
+def _outward(found: list[Token]) -> list[Token]:
+    """Brackets of open ends turned outward, as in ]1,2[, as round ones: where a thing would begin, or has ended."""
+    texts = ["", *("" if token.kind in ("number", "name", "word") else token.text for token in found), ""]
+    if "," not in texts and ";" not in texts:
+        return found
+    turned = list(found)
+    for i, token in enumerate(found):
+        if token.kind == "]" and (i == 0 or texts[i] in _BEFORE_OPENING):
+            turned[i] = Token("(", "(")
+        elif token.kind == "[" and (i == len(found) - 1 or texts[i + 2] in _AFTER_CLOSING):
+            turned[i] = Token(")", ")")
+    return turned
 
 
 def _read(match: re.Match[str], before: list[Token], spaced: bool) -> list[Token]:
@@ -100,7 +117,7 @@ def _read(match: re.Match[str], before: list[Token], spaced: bool) -> list[Token
     if kind == "letters":
         return _letters(text, before, spaced)
     if kind in ("begin", "end"):
-        return [Token("matrix", kind)]
+        return [*([Token("command", "det")] if text == "vmatrix" and kind == "begin" else []), Token("matrix", kind)]
     named = {"row": "\\\\", "brace": "\\" + text, "field": f"field {text}", "operator": "^" if text == "**" else text}
     return [Token(named[kind], named[kind])]
 
@@ -127,17 +144,17 @@ def _words(text: str, after_value: bool = False) -> list[Token]:
         return [Token("word", plain)]
     if plain.lower() in ("empty set", "the empty set"):
         return [Token("command", "emptyset")]
-    if plain in _PLAIN_WORDS:
-        return [Token("command", _PLAIN_WORDS[plain])]
+    if plain.lower() in _PLAIN_WORDS:
+        return [Token("command", _PLAIN_WORDS[plain.lower()])]
     if re.fullmatch(r"\(?[a-zA-Z]\)?", plain) or not re.search("[a-zA-Z]", plain):
         return tokens(plain)
-    if plain in FUNCTIONS:
+    if plain in FUNCTIONS or plain == "det":
         return [Token("command", plain)]
-    if not re.fullmatch(r"[\w\s.,'()/^-]*", plain, re.ASCII):
-        raise Unreadable(plain[:20])
     if plain[0].isdigit():
         with contextlib.suppress(Unreadable):
             return tokens(plain)
+    if not re.fullmatch(r"[\w\s.,'()/^-]*", plain, re.ASCII):
+        raise Unreadable(plain[:20])
     parts = [part.strip() for part in plain.split(",")]
     if len(parts) == 1 or not all(parts):
         return [Token("word", plain)]

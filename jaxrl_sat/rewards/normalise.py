@@ -78,6 +78,15 @@ def _without_lead(match: re.Match[str]) -> str:
     return match[1] if match[1] and not match[2] else ""
 
 
+def _equations(match: re.Match[str]) -> str:
+    """Rows that are an equation each, as a list; anything else stays."""
+    rows = [row.replace("&", "").strip(" ,.;") for row in match["rows"].split("\\\\")]
+    rows = [row for row in rows if row]
+    stated = all(re.fullmatch(r"[^=<>,;]*=[^=<>,;]*", row) and "\\text" not in row for row in rows)
+    return ", ".join(rows) if rows and stated else match.group()
+
+
+_OPENED, _ENDED = r"(?i:\\text(?:bf|rm|it)?\{\s*)?(?i:", r")\s*\}?\s*"
 _Rule: TypeAlias = tuple[str, str | Callable[[re.Match[str]], str]]
 _STYLE: tuple[_Rule, ...] = (
     (f"[{_RAISED}]+", _script("^", _RAISED)),
@@ -87,17 +96,33 @@ _STYLE: tuple[_Rule, ...] = (
     (rf"\\(?:[bB]ig{{1,2}}[lrm]?|limits|nolimits|{_SIZES})(?![a-zA-Z])", ""),
     (r"\\(?:text)?color\s*\{[^{}]*\}", ""),
     (r"\\(?:boldsymbol|bm|pmb|underline|ensuremath|mathord)(?![a-zA-Z])", ""),
-    (r"(?<=\d)(?:\{,\}|,\\!\s*|\\!,|,\\,|\\[,;: ]|,~|~)(?=\d{3}(?!\d))", ""),
+    (r"(?<=\d)(?:\{,\}|\\!,\\!|,\\!\s*|\\!,|,\\,|\\[,;: ]|,~|~)(?=\d{3}(?!\d))", ""),
     (r"(?<!\\)\\(?:[,;:! ]|q?quad\b|hspace\{[^{}]*\})|~", " "),
     (rf"\\(?:{_FONT})\s*\{{\s*(\\(?:{_FONT})\s*\{{[^{{}}]*\}})\s*\}}", r"\1"),
     (r"\\(?:mathbf|mathit|mathrm|mathsf|textbf)\s*(?=\{[^{}]*[\\{])", ""),
     (r"\\cr(?![a-zA-Z])", r"\\\\"),
 )
+_ENVIRONMENT = r"cases|aligned|align\*?|gathered|split"
 _NAMES: tuple[_Rule, ...] = (
+    (rf"\\begin\{{({_ENVIRONMENT})\}}(?P<rows>[\s\S]{{0,500}}?)\\end\{{\1\}}", _equations),
+    (r"^\s*\\\{\s*+\\begin\{array\}\{[lcr|]*\}(?P<rows>[\s\S]{0,500}?)\\end\{array\}\s*$", _equations),
+    (r"\\not ?=|\\not ?\\ne(?![a-zA-Z])", r"\\ne "),
+    (r"\\(?:backslash|smallsetminus)(?![a-zA-Z])", r"\\setminus "),
+    (r"\\(?:lor|vee)(?![a-zA-Z])", r"\\text{ or }"),
+    (r"\\(?:land|wedge)(?![a-zA-Z])", r"\\text{ and }"),
+    (r"\\cbrt(?![a-zA-Z])", r"\\sqrt[3]"),
+    (r"\\(?:(arc)?tg(?![a-zA-Z])|operatorname\{(arc)?tg\})", r"\\\1\2tan"),
+    (r"\\(?:(arc)?co?tg(?![a-zA-Z])|operatorname\{(arc)?co?tg\})", r"\\\1\2cot"),
+    (r"\^\s*+\{?\s*\\(?:top(?![a-zA-Z])|intercal(?![a-zA-Z])|(?:mathsf|mathrm|text)\{T\})\s*\}?", "^T"),
+    (r"\\mathbb\s*\{?R\}?\s*(?:\^\{?\+\}?|_\{>0\})", r"(0,\\infty)"),
+    (r"\\mathbb\s*\{?R\}?\s*(?:\^\{?-\}?|_\{<0\})", r"(-\\infty,0)"),
     (r"\\(?:[dtc]|nice|s)frac(?![a-zA-Z])", r"\\frac"),
     (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
     (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
     (r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+    (r"^([^{}]{0,200})\\over(?![a-zA-Z])([^{}]{0,200})$", r"\\frac{\1}{\2}"),
+    (r"^([^{}]{0,200})\\choose(?![a-zA-Z])([^{}]{0,200})$", r"\\binom{\1}{\2}"),
+    (r"(?<=\d)\{(\\frac\{\d+\}\{\d+\})\}", r"\1"),
     (r"\\surd(?![a-zA-Z])", r"\\sqrt"),
     (r"\\(?:leq|leqslant|leqq)(?![a-zA-Z])|<=", r"\\le "),
     (r"\\(?:geq|geqslant|geqq)(?![a-zA-Z])|>=", r"\\ge "),
@@ -109,6 +134,13 @@ _NAMES: tuple[_Rule, ...] = (
     (r"^\s*\\approx(?![a-zA-Z])", ""),
     (r"\\equiv(?![a-zA-Z])", "="),
     (r"\\colon(?![a-zA-Z])", ":"),
+    (rf"^\s*{_OPENED}(?:the )?(?:set of )?(?:all )?(?:real numbers|reals)\.?{_ENDED}$", r"\\mathbb{R}"),
+    (
+        rf"^\s*{_OPENED}all (?:real numbers|reals),? (?:except|other than|but|excluding)(?: for)?)\s*\}}?\s*"
+        r"(?:[a-z]\s*=\s*)?([^{}a-zA-Z]+|-?\\frac\{\d+\}\{\d+\})$",
+        r"\\mathbb{R}\\setminus\\{\1\\}",
+    ),
+    (r"^\s*\{(\s*[a-z]\s*+(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\||:|\\mid)[^{}]*)\}\s*$", r"\\{\1\\}"),
     (r"\+/-", r"\\pm "),
     (r"\\(?:dots[cbo]?|cdots|ldots)(?![a-zA-Z])|\.\.\.+", r"\\ldots "),
     (r"(?<=[.\d])\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?", r"\\overline{\1\2\3}"),
@@ -118,7 +150,7 @@ _NAMES: tuple[_Rule, ...] = (
     (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degrees?(?![a-zA-Z])|(?<=\d)\^\{?o\}?(?![a-zA-Z])", r"\\degree "),
     (r"\\(?:text|textrm|mbox|mathrm)\s*\{\s*deg(?:ree)?s?\.?\s*\}(?!\s*[a-zA-Z])", r"\\degree "),
     (r"\\degree\s+([CF])(?![a-zA-Z])", r"\\degree \\text{\1}"),
-    (r"\^\s*\{?\s*\\text\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?", ""),
+    (r"\^\s*+\{?\s*\\text\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?", ""),
 )
 _SIGNS: tuple[_Rule, ...] = (
     (r"(?<![a-zA-Z])([ap])\.\s?m\b\.?", r"\1m"),
@@ -133,7 +165,7 @@ _SIGNS: tuple[_Rule, ...] = (
         r"(?: is)? ?:? ?(\} ?)?(?=[^}])",
         _without_lead,
     ),
-    (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d.,/]| ?/)", lambda match: match.group().replace(" ", "")),
+    (r"(?<![\d.,_])\d{1,3}(?: \d{3})+(?![\d.,/]| ?/)", lambda match: match.group().replace(" ", "")),
     (r"(?<=\d)'(?=\d{3}(?!\d))", ""),
     (r"(?<=\d) ?x ?(?=10\^)", "*"),
     (r"(?<=[)\]]) ?U ?(?=[(\[])", r"\\cup "),

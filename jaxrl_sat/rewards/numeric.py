@@ -31,7 +31,7 @@ class Undefined(Exception):
 
 
 _FUNCTIONS: Mapping[str, str] = {
-    name: name for name in "sin cos tan cot sec csc asin acos atan sinh cosh tanh exp log floor".split()
+    name: name for name in "sin cos tan cot sec csc asin acos atan acot asec acsc sinh cosh tanh exp log floor".split()
 } | {"ceiling": "ceil", "Abs": "fabs", "factorial": "factorial", "binomial": "binomial"}
 _CONSTANTS: Mapping[sympy.Basic, Callable[[Any], Number]] = {
     sympy.pi: lambda mp: +mp.pi,
@@ -40,7 +40,7 @@ _CONSTANTS: Mapping[sympy.Basic, Callable[[Any], Number]] = {
 }
 
 
-def value(expr: sympy.Basic, point: Mapping[str, sympy.Rational], mp: Any, over_reals: bool) -> Number:
+def value(expr: sympy.Basic, point: Mapping[str, sympy.Expr], mp: Any, over_reals: bool) -> Number:
     """Value of a formula at a point, in the precision of `mp`. Raises `Undefined`."""
     if isinstance(expr, sympy.Rational):
         return mp.mpf(int(expr.p)) / int(expr.q)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 import sympy
 
 from jaxrl_sat.rewards import arithmetic, numeric, reals
-from jaxrl_sat.rewards.arithmetic import finite
 from jaxrl_sat.rewards.formula import Formulas
+from jaxrl_sat.rewards.inequalities import inequality
 from jaxrl_sat.rewards.lexer import FUNCTIONS, Token, Unreadable, tokens
+from jaxrl_sat.rewards.matrices import added, scaled
 from jaxrl_sat.rewards.normalise import LONGEST
 from jaxrl_sat.rewards.units import SCALES, ratio, unit
 from jaxrl_sat.rewards.values import (
@@ -19,7 +20,6 @@ from jaxrl_sat.rewards.values import (
     Choice,
     Equation,
     Group,
-    Inequality,
     Matrix,
     Ratio,
     Reals,
@@ -27,6 +27,7 @@ from jaxrl_sat.rewards.values import (
     Value,
     Words,
 )
+from jaxrl_sat.rewards.wording import open_tail
 
 _LETTERS = re.compile(r"[a-zA-Z]{2,}(?:[ '-]+[a-zA-Z]{2,})*\.?")
 _CHOICE = re.compile(
@@ -39,10 +40,12 @@ _RESIDUE = re.compile(
 )
 _NAMED_BASE = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _BASE = re.compile(
-    rf"(-?)(?:\\text\{{|\\mathrm\{{)?\(?((?=[A-Z]*[0-9])[0-9A-Z]{{1,400}}+)\)?\}}?"
-    rf"(?:_(?:\{{|\\text\{{|\{{\\text\{{)?(?:base ?)?|(?:\\text)?[({{ ]*base ?)\}}?"
+    rf"(-?)(?:\\text\{{|\\mathrm\{{|\\overline\{{)?\(?((?=[A-Z]*[0-9])[0-9A-Z]{{1,400}}+)\)?\}}?"
+    rf"(?:_(?:\{{|\\text\{{|\{{\\(?:text|mathrm)\{{|\{{\()?(?:base ?)?|(?:\\text)?[({{ ]*base ?)\}}?"
     rf"(\d{{1,2}}|{'|'.join(_NAMED_BASE)})[)}}]*"
 )
+_HEXADECIMAL = re.compile(r"\(?(?:\\text\{|\\mathrm\{)?([A-F]{2,400})\}?\)?_\{16\}")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _FUNCTION_NAME = re.compile(r"[a-zA-Z](?:'|\^\{-1\})?\([a-z](?:,[a-z])*\)")
 _DECIMAL = re.compile(r"[-+]?\d*\.(\d+)", re.ASCII)
 _OPENS = {"(": (")", "]"), "[": (")", "]"), "{": ("}",), "\\{": ("\\}",), "langle": ("rangle",)}
@@ -54,7 +57,6 @@ _JOINS: Mapping[str, Callable[[Answer, Answer], Answer]] = {
     "cap": reals.meet,
     "setminus": reals.without,
 }
-_TURNED = {"<": "<", "le": "le", ">": "<", "ge": "le"}
 
 
 def read(text: str, grouped: bool = True) -> Answer:
@@ -64,6 +66,10 @@ def read(text: str, grouped: bool = True) -> Answer:
     if "\\$" in text:
         found = read(text.replace("\\$", ""), grouped)
         return dataclasses.replace(found, unit=found.unit or "dollar") if isinstance(found, Value) else found
+    if _DATE.fullmatch(text):
+        return Words(text)
+    if hexadecimal := _HEXADECIMAL.fullmatch(text):
+        return Value(sympy.Integer(int(hexadecimal[1], 16)))
     if base := _BASE.fullmatch(text):
         return Value(_in_base(*base.groups()))
     if residue := _RESIDUE.fullmatch(text):
@@ -80,6 +86,8 @@ def read(text: str, grouped: bool = True) -> Answer:
     if not any(token.kind in ("pm", "mp") for token in found):
         return _Reader(list(found), 1).answer()
     plus, minus = (_Reader(list(found), sign).answer() for sign in (1, -1))
+    if isinstance(plus, Reals) and any(token.kind == "ne" for token in found):
+        return reals.meet(plus, minus)
     brackets = plus.brackets if isinstance(plus, Group) else ""
     if brackets not in ("", "{}"):
         return Group((plus, minus), "")
@@ -106,9 +114,10 @@ def _letters(text: str) -> Answer:
     """Letters alone are words; up to three small ones may also be variables side by side."""
     if re.search(r"\b(?:or|and)\b", text):
         raise Unreadable("several words")
-    if len(text) > 3 or not text.islower():
+    if not text.islower() or any(len(part) > 3 for part in re.split("[ -]", text)) or re.search("[ '.]", text):
         return Words(text)
-    return Words(text, Formulas([Token("name", letter) for letter in text], 1).sum())
+    found = [Token("-" if letter == "-" else "name", letter) for letter in text]
+    return Words(text, Formulas(found, 1).sum())
 
 
 class _Reader(Formulas):
@@ -130,9 +139,24 @@ class _Reader(Formulas):
             raise Unreadable(self.next.text)
         if len(items) == 1:
             return items[0]
+        if excluded := self._excluded(items):
+            return excluded
+        if separators == ["and"] and (compound := _compound(*items)):
+            return compound
         if all(isinstance(item, Reals) and item.name for item in items):
             return reals.together([item for item in items if isinstance(item, Reals)], set(separators) == {";"})
         return Group(tuple(items), "")
+
+    def _excluded(self, items: list[Answer]) -> Answer | None:
+        """x != 1, 2: neither of them."""
+        found, points = items[0], [item.expr for item in items[1:] if isinstance(item, Value)]
+        excludes = [token.kind for token in self.tokens].count("ne") == 1
+        if not excludes or not isinstance(found, Reals) or not found.name or len(points) != len(items) - 1:
+            return None
+        both: Answer = found
+        for point in points:
+            both = reals.meet(both, reals.all_but(found.name, point))
+        return both
 
     def relation(self) -> Answer:
         """One side, or sides with =, <, and so on between them."""
@@ -156,7 +180,7 @@ class _Reader(Formulas):
             return dataclasses.replace(sides[1], name=name) if isinstance(sides[1], Reals) else sides[1]
         if set(operators) == {"="}:
             return _equation(sides)
-        return _inequality([_expr(side) for side in sides], operators)
+        return inequality([_expr(side) for side in sides], operators)
 
     def _named_side(self) -> Answer:
         """A side, or as words one that is a mere name and stands before =: f(x), words."""
@@ -175,9 +199,20 @@ class _Reader(Formulas):
         if name := self._applied():
             return Value(sympy.Symbol(name))
         found = self._joined()
-        while operator := self.accept(*_JOINS):
-            found = _JOINS[operator](found, self._joined())
-        return found
+        while True:
+            if operator := self.accept(*_JOINS):
+                found = _JOINS[operator](found, self._joined())
+            elif isinstance(found, Reals) and self.next.kind == "-" and self.after(1).text == "\\{":
+                self.take()
+                found = reals.without(found, self._joined())
+            elif isinstance(found, Matrix) and self.next.kind in ("+", "-"):
+                sign = sympy.Integer(-1 if self.take().kind == "-" else 1)
+                other = self._joined()
+                if not isinstance(other, Matrix):
+                    raise Unreadable("matrix expected")
+                found = added(found, scaled(other, sign))
+            else:
+                return found
 
     def _applied(self) -> str | None:
         """f(x) beside a relation, taken as one name."""
@@ -195,12 +230,12 @@ class _Reader(Formulas):
             return Words(self._tail())
         if token.kind in ("+", "-") and self.after(1).kind == "matrix":
             self.take()
-            return _scaled(self._matrix(), sympy.Integer(-1 if token.kind == "-" else 1))
+            return scaled(self.matrix(), sympy.Integer(-1 if token.kind == "-" else 1))
         if token.kind == "matrix":
-            return self._matrix()
+            return self.matrix()
         if token.kind in ("(", "[") and self.after(1).kind == "matrix":
             self.take()
-            found = self._matrix()
+            found = self.matrix()
             self.expect({"(": ")", "[": "]"}[token.kind])
             return found
         if token.kind == "name" and token.text.isupper() and self.after(1).kind == "(":
@@ -246,22 +281,10 @@ class _Reader(Formulas):
         if closing is None:
             raise Unreadable("bracket")
         brackets = {"{": "{}", "\\{": "{}", "langle": "()"}.get(opening, opening + closing)
+        entries = [item.expr for item in items if isinstance(item, Value)]
+        if brackets in ("()", "[]") and len(entries) == len(items) and self.transposition():
+            return Matrix(tuple((entry,) for entry in entries))
         return Group(tuple(items), brackets)
-
-    def _matrix(self) -> Matrix:
-        self.take()
-        rows: list[tuple[sympy.Expr, ...]] = []
-        while True:
-            row = [finite(self.sum())]
-            while self.accept("&"):
-                row.append(finite(self.sum()))
-            rows.append(tuple(row))
-            ended = self.accept("\\\\") is None
-            if ended or self.next.kind == "matrix":
-                break
-        if self.take() != Token("matrix", "end") or len({len(row) for row in rows}) != 1:
-            raise Unreadable("matrix")
-        return Matrix(tuple(rows))
 
     def _value(self) -> Answer:
         begin = self.place
@@ -273,7 +296,7 @@ class _Reader(Formulas):
                 parts.append(self.sum())
             return Ratio(tuple(parts), unit(self._tail()))
         if self.next.kind == "matrix":
-            return _scaled(self._matrix(), expr)
+            return scaled(self.matrix(), expr)
         scale = arithmetic.fraction(1, 100) if self.accept("%") else sympy.Integer(1)
         decimals = _DECIMAL.fullmatch(spelled)
         places = len(decimals[1]) if decimals else None
@@ -283,20 +306,19 @@ class _Reader(Formulas):
         first, _, rest = words.partition(" ")
         if first in SCALES:
             scale, words = sympy.Integer(SCALES[first]), rest
+        if open_tail(words):
+            raise Unreadable(words)
         value = Value(expr, places, scale, unit(words))
-        return self._compound(value) if value.unit and self.next.kind == "number" else value
-
-    def _compound(self, value: Value) -> Value:
-        """2 hours 30 minutes, in hours."""
-        more = self._value()
-        size = ratio(more.unit, value.unit) if isinstance(more, Value) and more.unit and value.unit else None
-        if size is None or not isinstance(more, Value):
+        if not value.unit or self.next.kind != "number":
+            return value
+        compound = _compound(value, self._value())
+        if compound is None:
             raise Unreadable("two values")
-        return Value(value.expr + more.expr * sympy.Rational(size), unit=value.unit)
+        return compound
 
     def _degree(self) -> str:
-        if self.next.kind == "name" and self.next.text in ("C", "F"):
-            self.take()
+        if self.next.text in ("C", "F"):
+            return {"C": "celsius", "F": "fahrenheit"}[self.take().text]
         return "degree" if unit(self._tail()) is None else "other"
 
     def _tail(self) -> str:
@@ -309,8 +331,14 @@ class _Reader(Formulas):
         return text
 
 
-def _scaled(matrix: Matrix, factor: sympy.Expr) -> Matrix:
-    return Matrix(tuple(tuple(arithmetic.multiply(factor, entry) for entry in row) for row in matrix.rows))
+def _compound(value: Answer, more: Answer) -> Value | None:
+    """2 hours 30 minutes, in hours; None where the second is of no smaller unit of the same kind."""
+    if not isinstance(value, Value) or not isinstance(more, Value) or not value.unit or not more.unit:
+        return None
+    size = ratio(more.unit, value.unit)
+    if size is None or size >= 1:
+        return None
+    return Value(value.expr + more.expr * sympy.Rational(size), unit=value.unit)
 
 
 def _name_of(side: Answer) -> str | None:
@@ -353,21 +381,3 @@ def _equation(sides: list[Answer]) -> Answer:
 
 def _expr_of_variables(values: list[Answer]) -> bool:
     return any(_expr(value).free_symbols for value in values)
-
-
-def _inequality(sides: list[sympy.Expr], operators: list[str]) -> Answer:
-    """Values of one variable between numbers as reals, anything else as differences above zero."""
-    if operators == ["ne"] and isinstance(sides[0], sympy.Symbol) and not sides[1].free_symbols:
-        return reals.all_but(str(sides[0]), sides[1])
-    if any(operator not in _TURNED for operator in operators):
-        raise Unreadable("mixed relations")
-    if len({operator in ("<", "le") for operator in operators}) != 1:
-        raise Unreadable("mixed directions")
-    if operators[0] in (">", "ge"):
-        sides, operators = sides[::-1], operators[::-1]
-    closed = [_TURNED[operator] == "le" for operator in operators]
-    found = reals.between(sides, closed)
-    if found is not None:
-        return found
-    pairs = zip(sides, sides[1:], closed, strict=False)
-    return Inequality(tuple((finite(high) - finite(low), equal) for low, high, equal in pairs))

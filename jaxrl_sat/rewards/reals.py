@@ -21,18 +21,18 @@ def reals(answer: Answer) -> Reals | None:
     if isinstance(answer, Group) and not answer.brackets:
         parts = [reals(item) for item in answer.items if isinstance(item, (Group, Reals))]
         pieces = [piece for part in parts if part is not None for piece in part.pieces]
-        return _ordered(pieces) if len(answer.items) == len(parts) > 1 and None not in parts else None
+        return ordered(pieces) if len(answer.items) == len(parts) > 1 and None not in parts else None
     if not isinstance(answer, Group) or not all(isinstance(item, Value) for item in answer.items):
         return None
     ends = [item.expr for item in answer.items if isinstance(item, Value)]
     if any(end.free_symbols for end in ends):
         return None
     if answer.brackets == "{}":
-        return _ordered([Piece(end, end, True, True) for end in ends])
+        return ordered([Piece(end, end, True, True) for end in ends])
     if answer.brackets not in _INTERVALS or len(ends) != 2:
         return None
     low_closed, high_closed = answer.brackets[0] == "[", answer.brackets[1] == "]"
-    return _ordered([Piece(ends[0], ends[1], low_closed, high_closed)])
+    return ordered([Piece(ends[0], ends[1], low_closed, high_closed)])
 
 
 def join(left: Answer, right: Answer) -> Answer:
@@ -42,7 +42,7 @@ def join(left: Answer, right: Answer) -> Answer:
     one, other = reals(left), reals(right)
     if one is None or other is None:
         raise Unreadable("union")
-    return _ordered([*one.pieces, *other.pieces])
+    return ordered([*one.pieces, *other.pieces])
 
 
 def meet(left: Answer, right: Answer) -> Answer:
@@ -82,7 +82,7 @@ def _common(left: Reals, right: Reals) -> Reals | None:
             span = numeric.real(high) - numeric.real(low)
             if span > 0 or (low == high and low_closed and high_closed):
                 found.append(Piece(low, high, low_closed, high_closed))
-    return _ordered(found, left.name) if found else None
+    return ordered(found, left.name) if found else None
 
 
 def together(parts: Sequence[Reals], either: bool) -> Reals:
@@ -99,7 +99,7 @@ def together(parts: Sequence[Reals], either: bool) -> Reals:
         common = None if common is None else _common(common, part)
     if common is not None and not either:
         return common
-    return _ordered([piece for part in parts for piece in part.pieces], name)
+    return ordered([piece for part in parts for piece in part.pieces], name)
 
 
 def all_but(name: str, point: sympy.Expr) -> Reals:
@@ -126,7 +126,7 @@ def between(sides: Sequence[sympy.Expr], closed: Sequence[bool]) -> Reals | None
     low, low_closed = (sides[place - 1], closed[place - 1]) if place else (-sympy.oo, False)
     high, high_closed = (sides[place + 1], closed[place]) if place + 1 < len(sides) else (sympy.oo, False)
     closed_low, closed_high = low_closed and low != -sympy.oo, high_closed and high != sympy.oo
-    return _ordered([Piece(low, high, closed_low, closed_high)], str(sides[place]))
+    return ordered([Piece(low, high, closed_low, closed_high)], str(sides[place]))
 
 
 def _isolated(sides: Sequence[sympy.Expr], closed: Sequence[bool]) -> tuple[Sequence[sympy.Expr], Sequence[bool]]:
@@ -143,7 +143,7 @@ def _isolated(sides: Sequence[sympy.Expr], closed: Sequence[bool]) -> tuple[Sequ
     return ([bound, name] if factor > 0 else [name, bound]), closed
 
 
-def _ordered(pieces: Sequence[Piece], name: str | None = None) -> Reals:
+def ordered(pieces: Sequence[Piece], name: str | None = None) -> Reals:
     """Pieces by their lower ends. Raises `Unreadable` where an end is no real number."""
     try:
         keyed = [(numeric.real(piece.low), numeric.real(piece.high), piece) for piece in pieces]

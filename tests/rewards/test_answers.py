@@ -236,6 +236,21 @@ PIECES = st.sampled_from(
         "\x00",
         "\u0665",
         "_2",
+    ]
+    + [
+        r"\det",
+        r"\begin{vmatrix}",
+        r"\end{vmatrix}",
+        r"\operatorname{cis}",
+        r"\ne",
+        "^T",
+        "between ",
+        "maybe ",
+        " million",
+        r"\begin{cases}",
+        r"\end{cases}",
+        r"\lor",
+        "|x|",
         "!",
     ]
 )
