@@ -46,6 +46,11 @@ class Folder:
         with reading(self.of(name)):
             return self._files.isfile(self._path(name))
 
+    def has_folder(self, name: str) -> bool:
+        """Whether the folder has a folder of this name."""
+        with reading(self.of(name)):
+            return self._files.isdir(self._path(name))
+
     def names(self) -> list[str]:
         """Names of the files in the folder."""
         with reading(self.address):

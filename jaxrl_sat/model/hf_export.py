@@ -13,9 +13,9 @@ import fnmatch
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ from jaxrl_sat.model.folder import Folder
 from jaxrl_sat.model.hf_names import Parameter, Source, parameters
 from jaxrl_sat.model.params import abstract_params
 from jaxrl_sat.model.tensor_files import INDEX, SINGLE, header_bytes
-from jaxrl_sat.types import Params
+from jaxrl_sat.types import InputError, Params
 
 MAX_SHARD_BYTES = 5 << 30
 PARTIAL = ".partial"
@@ -46,11 +46,14 @@ class _Block:
         return sum(math.prod(source.shape) for source in self.sources) * np.dtype(self.leaf.dtype).itemsize
 
 
-def save_hf(path: str | Path, config: ModelConfig, params: Params) -> None:
+def save_hf(
+    path: str | Path, config: ModelConfig, params: Params, beside: Mapping[str, bytes | None] | None = None
+) -> None:
     """Writes config.json and safetensors (shards of at most 5 GiB with an index) that transformers loads.
 
     `path` is a folder or an address that fsspec opens. Experts are written one by one, under the names of the published
-    Qwen3-MoE checkpoints. In a job of several processes all must call this: each gives its shards, the first writes.
+    Qwen3-MoE checkpoints. `beside`: other files of the model, by name; None for one that it has not, so that none of an
+    earlier model stays. In a job of several processes all must call this: each gives its shards, the first writes.
     Raises InputError where the folder cannot be written; what lay there is then as it was.
     """
     folder, fields = Folder(path), config.to_hf()
@@ -58,7 +61,7 @@ def save_hf(path: str | Path, config: ModelConfig, params: Params) -> None:
     fields |= {"torch_dtype": dtype, "dtype": dtype}
     shards = _shards(_blocks(config, params))
     if jax.process_index() == 0:
-        _write(folder, shards, fields)
+        _write(folder, shards, fields, beside or {})
     else:
         for block in itertools.chain.from_iterable(shards):
             _to_host(block)
@@ -113,42 +116,58 @@ def _to_host(block: _Block) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
 
 
-def _write(folder: Folder, shards: list[list[_Block]], fields: dict[str, Any]) -> None:
+def _write(
+    folder: Folder, shards: list[list[_Block]], fields: dict[str, Any], beside: Mapping[str, bytes | None]
+) -> None:
     """All files beside their places, then their renames: the last one makes the new weights those of the folder."""
     names = _names(folder, len(shards))
-    texts = {"config.json": fields}
+    contents = {name: content for name, content in beside.items() if content is not None}
+    contents["config.json"] = _json(fields)
     if len(shards) > 1:
         of = zip(names, shards, strict=True)
         index = {source.tensor: name for name, blocks in of for block in blocks for source in block.sources}
         total = sum(block.nbytes for blocks in shards for block in blocks)
-        texts[INDEX] = {"metadata": {"total_size": total}, "weight_map": index}
+        contents[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": index})
     begun: list[str] = []
     try:
         for name, blocks in zip(names, shards, strict=True):
             begun.append(name)
-            with folder.writing(name + PARTIAL) as file:
+            with _beginning(folder, name) as file:
                 tensors = [(s.tensor, s.shape, np.dtype(block.leaf.dtype)) for block in blocks for s in block.sources]
                 file.write(header_bytes(tensors))
                 for block in blocks:
                     array = _to_host(block)
                     for source in block.sources:
                         file.write(_as_stored(source, array))
-        for name, content in texts.items():
+        for name, content in contents.items():
             begun.append(name)
-            with folder.writing(name + PARTIAL) as file:
-                file.write(json.dumps(content, indent=2, sort_keys=True).encode() + b"\n")
+            with _beginning(folder, name) as file:
+                file.write(content)
     except BaseException:
         for name in begun:
             with contextlib.suppress(Exception):
                 folder.remove(name + PARTIAL)
         raise
-    for name in (*names, *texts) if INDEX in texts else (*texts, *names):
+    for name in (*names, *contents) if INDEX in contents else (*contents, *names):
         folder.rename(name + PARTIAL, name)
     for name in folder.names():
         whole = name.removesuffix(PARTIAL)
-        ours = whole in (SINGLE, INDEX, "config.json") or fnmatch.fnmatch(whole, "model-*.safetensors")
-        if name not in begun and ours and (name != "config.json"):
+        ours = whole in (SINGLE, INDEX, "config.json", *beside) or fnmatch.fnmatch(whole, "model-*.safetensors")
+        if ours and name not in begun:
             folder.remove(name)
+
+
+def _json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, indent=2, sort_keys=True).encode() + b"\n"
+
+
+@contextlib.contextmanager
+def _beginning(folder: Folder, name: str) -> Iterator[IO[bytes]]:
+    """The file that is to become `name`. A folder of that name would take it in instead, so it is refused."""
+    if folder.has_folder(name):
+        raise InputError(f"{folder.of(name)} is a folder; it must be a file, or not be there")
+    with folder.writing(name + PARTIAL) as file:
+        yield file
 
 
 def _names(folder: Folder, count: int) -> list[str]:

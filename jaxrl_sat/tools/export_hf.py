@@ -20,7 +20,7 @@ from jaxrl_sat import model, sources
 from jaxrl_sat.checkpoint import Checkpointer
 from jaxrl_sat.model.folder import Folder
 from jaxrl_sat.paths import is_address
-from jaxrl_sat.types import InputError
+from jaxrl_sat.types import InputError, reading
 from jaxrl_sat.workdir import model_of
 
 
@@ -34,6 +34,7 @@ def export(workdir: Path, out: str, step: int | None = None) -> int:
     config = sources.read_model_config(source)
     if not (workdir / "checkpoints").is_dir():
         raise InputError(f"--workdir: {workdir} has no checkpoints; allowed: the folder of a run that wrote one")
+    small = _small_files(sources.model_folder(source))
     device = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])  # host memory
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
@@ -44,8 +45,7 @@ def export(workdir: Path, out: str, step: int | None = None) -> int:
         step, params = checkpoints.params(shapes, step)
     finally:
         checkpoints.close()
-    model.save_hf(out, config, params)
-    _copy_small_files(sources.model_folder(source), out)
+    model.save_hf(out, config, params, small)
     return step
 
 
@@ -61,13 +61,14 @@ def _check_out(workdir: Path, out: str) -> None:
         raise InputError(f"--out: {out} is or lies in the work folder of a run; allowed: a folder of its own")
 
 
-def _copy_small_files(folder: Path, out: str) -> None:
-    """The tokenizer and what else lies beside the weights; config.json was written with them."""
-    target = Folder(out)
-    for name in sources.SMALL_FILES:
-        if name != "config.json" and (folder / name).is_file():
-            with target.writing(name) as file:
-                file.write((folder / name).read_bytes())
+def _small_files(folder: Path) -> dict[str, bytes | None]:
+    """The tokenizer and what else lies beside the weights, None for what does not; config.json is written with them."""
+    with reading(str(folder)):
+        return {
+            name: (folder / name).read_bytes() if (folder / name).is_file() else None
+            for name in sources.SMALL_FILES
+            if name != "config.json"
+        }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

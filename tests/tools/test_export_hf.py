@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +15,10 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_sat import embedded
+from jaxrl_sat import embedded, sources
 from jaxrl_sat.checkpoint import Checkpointer
 from jaxrl_sat.model import load_hf, save_hf
+from jaxrl_sat.model.folder import Folder
 from jaxrl_sat.tools import export_hf
 from jaxrl_sat.types import TrainState
 from tests.model.helpers import tiny
@@ -72,6 +76,63 @@ def test_a_run_is_not_written_over(run: Path, capsys: pytest.CaptureFixture, ins
     assert export_hf.main([f"--workdir={run}", f"--out={run / inside}"]) == 2
     assert "is or lies in the work folder of a run" in capsys.readouterr().err
     assert (run / "config.json").read_bytes() == before and not (run / "model.safetensors").exists()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_tokenizer_stays_where_the_model_is_written_over_what_it_started_from(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "start", tmp_path / "start")
+    shutil.copytree(run / "checkpoints", tmp_path / "run" / "checkpoints")
+    path = {"path": str(tmp_path / "start"), "dtype": "bfloat16"}
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"model": path}))
+    assert export_hf.main([f"--workdir={tmp_path / 'run'}", f"--out={tmp_path / 'start'}"]) == 0
+    found = contents(tmp_path / "start")
+    assert found.keys() == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert found["tokenizer.json"] == (run / "start" / "tokenizer.json").read_bytes()
+    np.testing.assert_array_equal(
+        load_hf(tmp_path / "start", "bfloat16")[1]["final_norm"], (tiny()[1]["final_norm"] * 5).astype(jnp.bfloat16)
+    )
+
+
+def test_nothing_of_an_earlier_model_stays_beside_it(run: Path, tmp_path: Path) -> None:
+    for name in (*sources.SMALL_FILES, "notes.txt"):
+        (tmp_path / name).write_text("{}")
+    assert export_hf.main([f"--workdir={run}", f"--out={tmp_path}"]) == 0
+    found = contents(tmp_path)
+    assert found.keys() == {"config.json", "model.safetensors", "tokenizer.json", "notes.txt"}
+    assert found["notes.txt"] == b"{}"
+    assert found["tokenizer.json"] == (run / "start" / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_folder_where_a_file_belongs_is_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "mine").write_text("1")
+    assert export_hf.main([f"--workdir={run}", f"--out={tmp_path}"]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / name} is a folder; it must be a file, or not be there\n"
+    assert contents(tmp_path) == {f"{name}/mine": b"1"}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_disk_that_is_full_leaves_the_old_model(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert export_hf.main([f"--workdir={run}", f"--out={tmp_path}", "--step=3"]) == 0
+    before, writing = contents(tmp_path), Folder.writing
+
+    @contextlib.contextmanager
+    def full(self: Folder, file: str) -> Iterator[IO[bytes]]:
+        with writing(self, "/dev/full" if file == f"{name}.partial" else file) as opened:
+            yield opened
+
+    monkeypatch.setattr(Folder, "writing", full)
+    assert export_hf.main([f"--workdir={run}", f"--out={tmp_path}"]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize(("change", "words"), [({"dtype": "int8"}, "int8"), ({"dtype": "float32"}, "bfloat16")])
