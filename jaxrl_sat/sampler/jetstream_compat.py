@@ -8,6 +8,7 @@
   then kills its process: rebound to take one.
 * The Driver's generate thread asserts that a slot is in use after it looked for one to fill; where the detokenizing
   thread frees the last one in between, it kills the process. No slot is in use then, so `make_driver` starts it anew.
+* The Driver samples for a client that has left to the end: `make_driver` has it end with the next token.
 """
 
 from __future__ import annotations
@@ -95,6 +96,22 @@ def make_driver(engine: Any, params: Any) -> Any:
     module = orchestrator()
 
     class Driver(module.Driver):
+        def __init__(self, **kwargs: Any):
+            self._placed: list[Any] = []
+            super().__init__(**kwargs)
+
+        def place_request_on_prefill_queue(self, request: Any) -> None:
+            self._placed.append(request)
+            super().place_request_on_prefill_queue(request)
+
+        def under_way(self) -> int:
+            """Requests that have not ended, those included whose client has left, which end with their next token."""
+            self._placed = [one for one in self._placed if one.complete is None or not one.complete.all()]
+            for one in self._placed:
+                if one.return_channel is not None and one.return_channel.cancelled():
+                    one.max_tokens = 0
+            return len(self._placed)
+
         def _generate_thread(self, idx: int) -> None:
             while self.live:
                 with contextlib.suppress(AssertionError):

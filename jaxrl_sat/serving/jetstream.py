@@ -7,6 +7,7 @@ answers have no log-probs, its requests no sampling of their own: they are drawn
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from typing import Any
 
@@ -93,19 +94,17 @@ def _checked_orchestrator(orchestrator: Any, driver: Any, admit: Any, most: int)
     class Orchestrator(orchestrator.LLMOrchestrator):
         def __init__(self) -> None:
             super().__init__(driver)
-            self._under_way = 0
 
         async def Decode(self, request: Any, context: Any = None) -> Any:
+            # JetStream hears that a client has left by a callback too, some turns of the loop before or after.
+            loop = asyncio.get_running_loop()
+            context.add_done_callback(lambda _: loop.call_soon(driver.under_way))
             refused = admit(request, context.invocation_metadata())
-            if refused is None and self._under_way >= most:
+            if refused is None and driver.under_way() >= most:
                 refused = grpc.StatusCode.RESOURCE_EXHAUSTED, f"{most} requests are under way; try again later"
             if refused is not None:
                 await context.abort(*refused)
-            self._under_way += 1
-            try:
-                async for response in super().Decode(request, context):
-                    yield response
-            finally:
-                self._under_way -= 1
+            async for response in super().Decode(request, context):
+                yield response
 
     return Orchestrator()

@@ -66,6 +66,18 @@ async def main():
         refused = [answer[0] == "RESOURCE_EXHAUSTED" for answer in answers if answer]
         right = [answer == found["served", 2][i % 32] for i, answer in enumerate(answers)]
         found["too many"] = [sum(refused), sum(right)]
+        go.clear()
+        calls = [asyncio.create_task(tokens_of(request)) for request in requests]
+        while service._driver.under_way() < 32:
+            await asyncio.sleep(0.01)
+        for call in calls:
+            call.cancel()
+        while any(one.max_tokens for one in service._driver._placed):
+            await asyncio.sleep(0.01)
+        found["left"] = [service._driver.under_way(), (await tokens_of(requests[0]))[0]]
+        go.set()
+        while service._driver.under_way():
+            await asyncio.sleep(0.01)
         found["short"] = [await tokens_of(requests[4], 2), found["served", 2][4][:2]]
         [begun] = generate(engine, holder, [tiny.Request(tiny.Prompt(0, "", "", np.array([1, 8], np.int32)), 0, 0)])
         found["text"] = ["".join(await ask(stub.Decode, text="2", max_tokens=8)), tokenizer.decode(begun.tokens)]
@@ -115,6 +127,7 @@ def test_jetstreams_grpc_server_is_the_direct_loop_and_survives_bad_requests():
         assert sum(map(len, found[f"('direct', {version})"])) > 32
     assert found["('served', 1)"] != found["('served', 2)"]
     assert found["too many"] == [32, 32]  # 8 slots and 24 that may wait
+    assert found["left"] == [32, "RESOURCE_EXHAUSTED"]  # clients that left count until their requests have ended
     assert found["short"][0] == found["short"][1]
     assert found["text"][0] == found["text"][1]
     for (code_name, text), (wanted, begins) in zip(found["refused"], REFUSED, strict=True):
