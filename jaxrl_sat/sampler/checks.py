@@ -64,6 +64,8 @@ def check_sampling(limits: Limits, sampling: SamplingParams) -> None:
         raise InputError(f"max_response_tokens: {sampling.max_response_tokens}; {allowed}")
     if not (sampling.temperature >= 0 and math.isfinite(sampling.temperature)):
         raise InputError(f"temperature: {sampling.temperature}; a finite number of at least 0 needed")
+    if sampling.temperature and not 1e-37 < sampling.temperature < 3e38:
+        raise InputError(f"temperature: {sampling.temperature}; 0, or a number of a size that float32 holds, needed")
     if not 0 < sampling.top_p <= 1:
         raise InputError(f"top_p: {sampling.top_p}; above 0 and at most 1 needed")
     if sampling.top_p < 1 and not limits.nucleus:

@@ -139,7 +139,9 @@ def completion(body: Mapping[str, Any], served: Served) -> Call:
     """The call of a /v1/completions body. Raises `InputError` that begins with the field's name."""
     rest, prompt, stop, stop_ids = _split(body, "prompt")
     fields = schema.build(CompletionFields, rest)
-    tokens = [_tokens(text, served, "prompt") for text in _prompts(prompt)]
+    prompts = _prompts(prompt)
+    _check_count(fields, len(prompts))  # before any text is encoded
+    tokens = [_tokens(text, served, "prompt") for text in prompts]
     return _call(fields, tokens, stop, stop_ids, fields.logprobs, served, fields.max_tokens, chat=False)
 
 
@@ -243,7 +245,7 @@ def _call(
 ) -> Call:
     own = served.sampling
     stop_ids = tuple(dict.fromkeys((*own.stop_ids, *stop_ids)))
-    _check(fields, len(prompts), shown, limit, stop_ids, served)
+    _check(fields, shown, limit, stop_ids, served)
     sampling = dataclasses.replace(
         own,
         temperature=own.temperature if fields.temperature is None else fields.temperature,
@@ -262,14 +264,15 @@ def _call(
     return Call(fields, tuple(requests), stop, shown, chat)
 
 
-def _check(
-    fields: Fields, prompts: int, shown: int | None, limit: int | None, stop_ids: tuple[int, ...], served: Served
-) -> None:
+def _check_count(fields: Fields, prompts: int) -> None:
+    if prompts * fields.n > RESPONSES:
+        raise InputError(f"n: {fields.n} for each of {prompts} prompts; allowed: {RESPONSES} responses in all")
+
+
+def _check(fields: Fields, shown: int | None, limit: int | None, stop_ids: tuple[int, ...], served: Served) -> None:
     """What the bounds of this server say about fields that are right by themselves; the engine checks the rest."""
     if fields.model not in (None, served.model):
         raise UnknownModel(f"model: {fields.model!r}; allowed: {served.model!r}, the one served")
-    if prompts * fields.n > RESPONSES:
-        raise InputError(f"n: {fields.n} for each of {prompts} prompts; allowed: {RESPONSES} responses in all")
     if shown is not None and shown > served.topk:
         name = "top_logprobs" if isinstance(fields, ChatFields) else "logprobs"
         raise InputError(f"{name}: {shown}; allowed: at most {served.topk}, as many as the engine records")

@@ -108,6 +108,8 @@ def test_a_released_slot_is_silent_and_its_neighbours_go_on(several, weights):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"temperature": 1e-39}, "temperature: 1e-39; 0, or a number of a size that float32 holds, needed"),
+        ({"temperature": 1e39}, "temperature: 1e+39; 0, or a number of a size that float32 holds, needed"),
         ({"temperature": -1.0}, "temperature: -1.0; a finite number of at least 0 needed"),
         ({"top_p": 0.0}, "top_p: 0.0; above 0 and at most 1 needed"),
         ({"top_k": 8}, "top_k: 8; 0 or -1 for all words, or up to 7, the words of a nucleus allowed"),

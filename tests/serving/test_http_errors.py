@@ -54,6 +54,7 @@ def refused(answer: httpx2.Response) -> tuple[int, str | None, str]:
         ({"max_tokens": 9}, "max_tokens", "max_tokens: 9; allowed: at most 8"),
         ({"n": 0}, "n", "n: 0; allowed: a whole number, 1 or more"),
         ({"n": 128, "prompt": [[5]] * 9}, "n", "n: 128 for each of 9 prompts; allowed: 1024 responses"),
+        ({"n": 128, "prompt": ["1 2"] * 9}, "n", "n: 128 for each of 9 prompts"),  # before they are encoded
         ({"seed": 0.5}, "seed", "seed: 0.5; allowed: a whole number"),
         ({"logprobs": 6}, "logprobs", "logprobs: 6; allowed: at most 5"),
         ({"logprobs": True}, "logprobs", "logprobs: True; allowed: a whole number"),
